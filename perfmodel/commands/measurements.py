@@ -201,7 +201,8 @@ class CalibrateRequest(req.CommandRequest):
                 "calibrate --suggest: give --scenario with the deployment, as in --scenario my-server.yaml."
             )
         with console.watch("simulating") as progress:
-            suggestion = suggest_runs(load_scenario(self.scenario, self.overrides), self.scenario, progress)
+            scenario = load_scenario(self.scenario, self.overrides)
+            suggestion = suggest_runs(scenario, self.scenario, self.overrides, progress)
         return Answer(suggestion.to_json, view("validation:suggestion_view", suggestion))
 
     @property
@@ -212,8 +213,10 @@ class CalibrateRequest(req.CommandRequest):
         """Fit one's own server to its load tests. Raises SpecError for files that cannot be fitted to, before any work
         for a calibration that is there already."""
         from perfmodel.evidence.fit.server_fit import fit_server, refuse_written, save_server_fit
+        from perfmodel.evidence.fit.suggested import with_certainty
         from perfmodel.evidence.predict.bench import GivenSetup
         from perfmodel.evidence.sources.bench import read_bench_files
+        from perfmodel.specs import load_scenario
 
         assert self.name is not None
         if self.measurements is None:
@@ -229,6 +232,8 @@ class CalibrateRequest(req.CommandRequest):
         with console.watch("fitting") as progress:
             fit = fit_server(self.name, runs, setup, self.engine or "vllm", progress, unread)
         file = save_server_fit(fit, self._target_folder, self.force)
+        if self.scenario is not None:
+            fit = with_certainty(fit, load_scenario(self.scenario, self.overrides))
         return Answer(
             lambda: {**fit.to_json(), "path": str(file)},
             view("validation:server_fit_view", fit),

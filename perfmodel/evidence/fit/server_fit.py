@@ -7,7 +7,7 @@ as shipped, and a single run, whose own errors cannot be told from the server's,
 that of each run (a file, or a rate of a sweep) under a fit to the others."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from operator import attrgetter
 from pathlib import Path
@@ -40,7 +40,7 @@ from perfmodel.specs.scenario import Scenario
 METRICS = ("mean_tpot_ms", "mean_ttft_ms")
 _RESIDUALS = dict(zip(METRICS, ("tpot_residuals", "ttft_residuals"), strict=True))
 _MAX_REQUESTS = 300  # of a run that is simulated for the fit: its means have settled
-_PER_SLOT = 5  # requests of a closed loop, likewise
+PER_SLOT = 5  # requests of a closed loop, likewise
 OVERLOADED = 0.5  # share of the latency before the first token from which on a backlog must have grown
 _FIELDS = (
     *("host.serial_step_s", "host.serial_per_sequence_s", "host.hidden_step_s", "host.prompt_step_s"),
@@ -71,6 +71,8 @@ class UserServerFit:
     profile, shipped: fitted, and the engine's default
     runs:             names of the runs used; left_out: (run, reason) of others
     kernels:          file of the device's own fits, which go with the profile; None: the shipped ones
+    certainty:        figure -> half of the 80 % interval of its mean at the scenario's own traffic, as a share, before
+                      and after; empty without a scenario
     errors:           metric -> kind -> median |predicted / measured - 1|: "shipped", "fitted", and "held out" (each run
                       under a fit to the others; not with one run)
     fewest_requests:  smallest number of requests of a run used"""
@@ -82,6 +84,7 @@ class UserServerFit:
     errors: Mapping[str, Mapping[str, float]]
     fewest_requests: int
     kernels: Path | None = None
+    certainty: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def moved(self) -> dict[str, tuple[float, float]]:
@@ -119,6 +122,7 @@ class UserServerFit:
             "runs": list(self.runs),
             "left_out": [list(item) for item in self.left_out],
             "errors": {metric: dict(result) for metric, result in self.errors.items()},
+            "certainty": {name: {"before": old, "after": new} for name, (old, new) in self.certainty.items()},
             "moved": {name: {"shipped": old, "fitted": new} for name, (old, new) in self.moved.items()},
             "notes": self.notes,
         }
@@ -227,7 +231,7 @@ def _prepare(run: Observation, given: GivenSetup, engine: str, folder: Path) -> 
 def _shortened(run: Observation) -> Observation:
     """`run` with fewer requests if it has many, and its figures over these."""
     load, times = run.load, run.requests
-    most = max(_MAX_REQUESTS, _PER_SLOT * (load.concurrency or 0))
+    most = max(_MAX_REQUESTS, PER_SLOT * (load.concurrency or 0))
     if load.num_requests <= most:
         return run
     run = replace(run, load=replace(load, num_requests=most))
@@ -408,7 +412,7 @@ def _description(
     checked = f"each left out in turn: {', '.join(held_out)} off in the median" if held_out else "one run: not checked"
     source = (
         f"{len(runs)} run{'s' * (len(runs) > 1)} of {tools} on {devices} ({checked}); what they say nothing of as "
-        f"engine@{shipped.engine} of {shipped.date or 'no date'}: {shipped.source or 'not fitted'}"
+        f"engine@{shipped.name or shipped.engine} of {shipped.date or 'no date'}: {shipped.source or 'not fitted'}"
     )
     command = f"perfmodel calibrate --from <load tests> --engine {shipped.engine} --name {name}"
     return {"name": name, "source": source, "date": today(), "command": command}

@@ -10,7 +10,7 @@ runs left out are off by the noise."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from perfmodel.cost import EngineProfile
 from perfmodel.cost.calibrations.draws import NUM_SCORES, Z_P90
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.fit.server_fit import ENOUGH_REQUESTS, FEWEST_FOR_INTERVALS, OVERLOADED
+from perfmodel.evidence.fit.server_fit import ENOUGH_REQUESTS, FEWEST_FOR_INTERVALS, OVERLOADED, PER_SLOT, UserServerFit
 from perfmodel.evidence.observation import Floats, Progress, reported
 from perfmodel.sim import RunResult, simulate
 from perfmodel.sim.records.ensemble import Ensemble, design
@@ -27,11 +27,10 @@ from perfmodel.specs.scenario import Scenario
 
 FIGURES = ("ttft", "tpot", "e2el")
 _MEASURED = FIGURES[:2]
-_NOISE = np.array(
-    [0.1, 0.03]
-)  # log errors of TTFT and TPOT under a fit to the server's other runs (docs/your-server.md)
+# Log errors of TTFT and TPOT under a fit to the server's other runs: TPOT's as of published sweeps, in
+# docs/your-server.md; TTFT's [assumed].
+_NOISE = np.array([0.1, 0.03])
 _NUM_RUNS = 3
-_PER_SLOT = 5  # requests of a load test in a closed loop
 _MOST = 400  # requests of the deployment's own run, whose means have settled
 _LOADS = (0.25, 0.6, 1.0)  # of the deployment's
 _AS_GOOD = 1.05  # times the least variance left: of such runs the shortest
@@ -68,45 +67,62 @@ def half_widths(scenario: Scenario, profile: EngineProfile | None = None) -> dic
     return _shares(np.diag(_covariance(_slopes(_run(scenario, profile)), np.eye(NUM_SCORES))))
 
 
-def suggest_runs(scenario: Scenario, source: str, progress: Progress | None = None) -> Suggestion:
-    """The load tests that narrow the intervals of `scenario` most; source: what the user calls it. Raises SpecError
-    where no interval or no load below capacity can be simulated."""
+def with_certainty(fit: UserServerFit, scenario: Scenario) -> UserServerFit:
+    """`fit` with what it changed of the intervals of `scenario`; as it is where that has none."""
+    try:
+        before, after = (half_widths(scenario, profile) for profile in (fit.shipped, fit.profile))
+    except PerfmodelError:
+        return fit
+    return replace(fit, certainty={figure: (before[figure], after[figure]) for figure in FIGURES})
+
+
+def suggest_runs(
+    scenario: Scenario, source: str, overrides: Sequence[str] = (), progress: Progress | None = None
+) -> Suggestion:
+    """The load tests that narrow the intervals of `scenario` most; source, overrides: what the user calls it, and
+    `--set`. Raises SpecError where no interval or no load below capacity can be simulated."""
     run = _run(scenario)
     deployment = _slopes(run)
-    candidates = dict[str, tuple[Scenario, RunResult, Floats]]()
+    tried = dict[str, RunResult]()
     given = list(_candidates(scenario, run))
     for what, traffic in reported(given, len(given), progress):
         try:
-            candidate = scenario.with_({"traffic": traffic})
-            tried = _run(candidate)
+            candidate = _run(scenario.with_({"traffic": traffic}))
         except PerfmodelError:
             continue  # too long for the model's context, or for its memory
-        if tried.summary["mean_ttft_ms"] < OVERLOADED * tried.summary["mean_e2el_ms"]:
-            candidates[what] = candidate, tried, _slopes(tried)[: len(_MEASURED)]
-    if not candidates:
+        if candidate.summary["mean_ttft_ms"] < OVERLOADED * candidate.summary["mean_e2el_ms"]:
+            tried[what] = candidate
+    if not tried:
         raise SpecError(
             f"{scenario.name}: is overloaded at a quarter of its load; lower traffic.arrivals, then measure."
         )
-    information, runs = np.eye(NUM_SCORES), list[SuggestedRun]()
-
-    def left(what: str) -> Floats:
-        return np.diag(_covariance(deployment, _known(information, candidates[what][2])))
-
-    now = np.diag(_covariance(deployment, information))
-    while candidates and len(runs) < _NUM_RUNS:
-        most = _AS_GOOD * min(float(left(what).sum()) for what in candidates)
-        as_good = [what for what in candidates if float(left(what).sum()) <= most]
-        best = min(as_good, key=lambda what: float(candidates[what][1].summary["duration"]))
-        candidate, tried, slopes = candidates.pop(best)
-        information = _known(information, slopes)
-        number = len(runs) + 1
+    slopes = {what: _slopes(candidate)[: len(_MEASURED)] for what, candidate in tried.items()}
+    durations = {what: float(candidate.summary["duration"]) for what, candidate in tried.items()}
+    now, runs = np.diag(_covariance(deployment, np.eye(NUM_SCORES))), list[SuggestedRun]()
+    for number, what in enumerate(_chosen(deployment, slopes, durations), 1):
         variances = (now + number * _NOISE[[0, 1, 1]] ** 2) / (1 + number) if number >= FEWEST_FOR_INTERVALS else now
-        command = _command(candidate, number)
-        widths = _shares(np.minimum(variances, now))
-        runs.append(SuggestedRun(best, command, tried.summary["duration"] / 60, widths))
-    files = " ".join(f"suggested-{number + 1}.json" for number in range(len(runs)))
-    then = f"perfmodel calibrate --from {files} --scenario {shlex.quote(source)} --name my-server"
-    return Suggestion(scenario.name, _shares(now), tuple(runs), then)
+        command = _command(tried[what].scenario, number)
+        runs.append(SuggestedRun(what, command, durations[what] / 60, _shares(np.minimum(variances, now))))
+    files = (f"suggested-{number}.json" for number in range(1, len(runs) + 1))
+    words = ["perfmodel", "calibrate", "--from", *files, "--scenario", source, "--name", "my-server"]
+    words += [
+        "--engine",
+        scenario.engine.profile,
+        *(word for text in overrides if not text.startswith("traffic") for word in ("--set", text)),
+    ]
+    return Suggestion(scenario.name, _shares(now), tuple(runs), shlex.join(words))
+
+
+def _chosen(deployment: Floats, slopes: Mapping[str, Floats], durations: Mapping[str, float]) -> Iterator[str]:
+    """Candidates one after another: of those that leave about the least variance after the ones before, the shortest.
+    deployment, slopes: derivatives by the scores, of the deployment and of each candidate's TTFT and TPOT"""
+    information, rest = np.eye(NUM_SCORES), dict(slopes)
+    for _ in range(min(_NUM_RUNS, len(rest))):
+        left = {what: float(np.trace(_covariance(deployment, _known(information, own)))) for what, own in rest.items()}
+        most = _AS_GOOD * min(left.values())
+        best = min((what for what in rest if left[what] <= most), key=lambda what: durations[what])
+        information = _known(information, rest.pop(best))
+        yield best
 
 
 def _run(scenario: Scenario, profile: EngineProfile | None = None) -> RunResult:
@@ -157,7 +173,7 @@ def _candidates(scenario: Scenario, run: RunResult) -> Iterator[tuple[str, dict[
             if arrivals.concurrency is not None:
                 slots = max(1, round(share * arrivals.concurrency))
                 load = {"process": "closed_loop", "concurrency": slots}
-                what, number = f"{slots:,} in flight", max(ENOUGH_REQUESTS, _PER_SLOT * slots)
+                what, number = f"{slots:,} in flight", max(ENOUGH_REQUESTS, PER_SLOT * slots)
             else:
                 rate = float(f"{share * run.summary['request_throughput']:.3g}")
                 load = {"process": "poisson", "rate": rate}

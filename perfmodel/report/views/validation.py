@@ -14,7 +14,7 @@ from perfmodel.evidence.observation import grouped
 from perfmodel.evidence.report import NOT_APPLICABLE, Comparison, ErrorStats, ValidationReport
 from perfmodel.planning.metrics import LATENCIES, metric_of
 from perfmodel.report import document as doc
-from perfmodel.report.document import Block, Document, Line, Notes, Paragraph, Sentences, Span, Table
+from perfmodel.report.document import Block, Commands, Document, Line, Notes, Paragraph, Sentences, Span, Table
 from perfmodel.report.drawing.charts import Series, ecdf_svg, scatter_svg
 from perfmodel.report.numbers import MISSING
 from perfmodel.report.views.scenario import MORE, few_notes
@@ -323,10 +323,21 @@ def server_fit_view(fit: UserServerFit) -> Document:
     blocks: list[Block] = [
         Table(("figure", *under), errors, "How far predictions are off", note=note),
         Table(("number", "shipped", "fitted", "moved"), moved, "What moved"),
+        *_certainty(fit),
         Notes(fit.notes),
     ]
     title = f"{fit.profile.name}: {fit.profile.engine} as {len(fit.runs)} load test{'s' * (len(fit.runs) > 1)} have it"
     return Document(title, blocks, fit.profile.source)
+
+
+def _certainty(fit: UserServerFit) -> Iterator[Block]:
+    if fit.certainty:
+        rows = [
+            (metric_of(f"mean_{figure}_ms").label, f"+- {before:.0%}", f"+- {after:.0%}")
+            for figure, (before, after) in fit.certainty.items()
+        ]
+        note = "Half of the 80 % interval of each mean, at the traffic of the scenario itself."
+        yield Table(("figure", "before", "now"), rows, "How sure the scenario's own traffic is", note=note)
 
 
 def suggestion_view(suggestion: Suggestion) -> Document:
@@ -341,11 +352,14 @@ def suggestion_view(suggestion: Suggestion) -> Document:
         (f"{number}. {run.what}", f"{run.minutes:.1f}", *widths(run.widths))
         for number, run in enumerate(suggestion.runs, 1)
     ]
-    note = "Half of the 80 % interval of each mean at the scenario's own traffic, expected once the runs so far are in."
+    note = (
+        "Half of the 80 % interval of each mean at the scenario's own traffic, expected once the runs so far are in; "
+        "a single run leaves it, since nothing is left to check it with."
+    )
     commands = [run.command for run in suggestion.runs] + [suggestion.then]
     blocks: list[Block] = [
         Table(("run", "minutes", *labels.values()), rows, "What each run leaves", note=note, left=1),
-        Sentences(commands, "Against the server, then here"),
+        Commands("Against the server, then here", commands),
     ]
     return Document(f"{suggestion.scenario}: what to measure next", blocks, "Chosen from nine loads; simulated")
 

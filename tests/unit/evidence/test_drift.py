@@ -151,7 +151,8 @@ def test_means_are_of_what_came_between_two_readings():
     assert "mean_tpot_ms" not in observed_between(before, after | {f"{names[1]}_count": 100.0}, 5.0).means
     assert observed_between(before, after | {"prefix_cache_queries": 0.0}, 5.0).hit_rate == 0.0  # caches no prefix
     assert observed_between(before, {k: v for k, v in after.items() if "cache" not in k}, 5.0).hit_rate is None
-    assert observed_between(before, after | {"num_requests_waiting": 10.0}, 5.0).rate == 4.0  # a queue has grown
+    for gauge, count in (("num_requests_waiting", 10.0), ("num_requests_running", 16.0)):
+        assert observed_between(before, after | {gauge: count}, 5.0).rate == 4.0  # more have come than have gone
     assert observed_between(after, after, 5.0) is None
     assert observed_between(after, before, 5.0) is None  # it has begun anew
 

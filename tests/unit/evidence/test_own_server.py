@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.cost import EngineProfile, load_engine_profile
-from perfmodel.cost.calibrations.draws import Z_P90
+from perfmodel.cost.calibrations.draws import Z_P90, Uncertainty
+from perfmodel.cost.kernel_models.device import OperatorTime
 from perfmodel.cost.steps.step_costs import step_costs
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.parameters import with_values
-from perfmodel.evidence.fit.server_fit import UserServerFit, fit_server, save_server_fit
-from perfmodel.evidence.fit.suggested import half_widths
+from perfmodel.evidence.fit.parameters import Parameter, with_values
+from perfmodel.evidence.fit.server_fit import UserServerFit, _Figures, fit_server, save_server_fit
+from perfmodel.evidence.fit.suggested import half_widths, with_certainty
 from perfmodel.evidence.predict.bench import GivenSetup
 from perfmodel.evidence.sources.bench import read_bench_files
 from perfmodel.files.catalog import data_dir
@@ -162,6 +163,20 @@ def test_kernels_of_a_factor_take_that_many_times_as_long() -> None:
     assert (slow.serial_host_s, slow.hidden_host_s) == (usual.serial_host_s, usual.hidden_host_s)
 
 
+def test_times_keep_what_they_consist_of() -> None:
+    time = OperatorTime(3.0, 1.0, 2.0, 0.25, 0.5, "memory", 0.9)
+    assert time.times(2.0) == OperatorTime(6.0, 2.0, 4.0, 0.5, 1.0, "memory", 0.9)
+
+
+def test_a_further_run_is_as_sure_as_runs_and_priors_are() -> None:
+    """One parameter of one figure, in proportion to it, by hand: s^2 of the run itself and 1 / (1 / s^2 + 1 / p^2) of
+    the parameter, s being 0.1 and p 0.2."""
+    one = np.array([1.0])
+    parameter = Parameter("kernel_factor", 1.0, 0.5, 2.0)
+    figures = _Figures([(parameter, 0.2)], 5 * one, one, 5 * one, np.array([[5.0]]))
+    assert figures.predictive(0.1 * one, one)[0] ** 2 == pytest.approx(0.1**2 + 1 / (1 / 0.1**2 + 1 / 0.2**2))
+
+
 def test_two_runs_of_a_server_know_more_than_others_do(tmp_path: Path) -> None:
     """By hand: the shipped spread counts as one run more, (s^2 + a^2 + b^2) / 3; kernels' errors are among these."""
     hidden, rng = hidden_profile(4), np.random.default_rng(5)
@@ -172,8 +187,14 @@ def test_two_runs_of_a_server_know_more_than_others_do(tmp_path: Path) -> None:
     assert ours.num_rows == 2
     assert ours.p90 >= Z_P90 * spread / 3**0.5 * 0.999
     assert ours.p90 == -ours.p10
-    before, after = (half_widths(load_scenario(SCENARIO), item) for item in (fit.shipped, fit.profile))
-    assert all(after[figure] < before[figure] for figure in before)
+    calibration = step_costs(load_scenario(SCENARIO)).calibration
+    spreads = [Uncertainty.of(calibration, item).spread for item in (fit.shipped, fit.profile)]
+    assert (spreads[0] >= 1, spreads[1]) == (True, 0.0)  # kernels' errors are among those of the server's own runs
+    certainty = with_certainty(fit, load_scenario(SCENARIO)).to_json()["certainty"]
+    assert certainty.keys() == {"ttft", "tpot", "e2el"}
+    for figure, halves in certainty.items():
+        assert halves["after"] < halves["before"], figure
+        assert halves["after"] == pytest.approx(half_widths(load_scenario(SCENARIO), fit.profile)[figure])
 
 
 def test_intervals_are_those_of_the_server_once_there_are_runs_enough(

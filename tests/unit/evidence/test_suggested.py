@@ -38,6 +38,17 @@ def test_a_run_that_measures_one_score_leaves_its_noise():
     assert np.diag(left) == pytest.approx([1.0, 0.1, 1.0])
 
 
+def test_a_run_that_says_the_same_as_one_before_waits():
+    """Two know the first score (the shorter one first), one the second, which matters less to the deployment."""
+    deployment = np.zeros((3, 4))
+    deployment[0, 0], deployment[1, 1] = 0.5, 0.3
+    first, second = np.zeros((2, 4)), np.zeros((2, 4))
+    first[0, 0] = second[0, 1] = 1.0
+    slopes = {"again": first, "first": first, "second": second}
+    durations = {"again": 60.0, "first": 50.0, "second": 900.0}
+    assert list(suggested._chosen(deployment, slopes, durations)) == ["first", "second", "again"]
+
+
 def test_each_run_narrows_and_none_is_named_twice(suggestion):
     assert len(suggestion.runs) == 3
     assert len({run.what for run in suggestion.runs}) == 3
@@ -62,7 +73,10 @@ def test_the_command_names_runs_that_a_load_tool_takes(suggestion):
     assert all(run.command.startswith("vllm bench serve --backend openai") for run in suggestion.runs)
     seeds = [run.command.partition("--seed ")[2].partition(" ")[0] for run in suggestion.runs]
     assert len(set(seeds)) == 3  # else prompts of one run are in the cache at the next
-    assert answer["then"].endswith(f"suggested-3.json --scenario {SCENARIO} --name my-server")
+    assert answer["then"].endswith(f"suggested-3.json --scenario {SCENARIO} --name my-server --engine vllm")
+    changes = ["engine.profile=sglang", "traffic.arrivals.rate=3"]  # load tests have their own traffic
+    sglang = suggest_runs(load_scenario(SCENARIO, changes), SCENARIO, changes)
+    assert sglang.then.endswith("--engine sglang --set engine.profile=sglang")
     loop = ("--set", "traffic.num_requests=40", "--set", "traffic.arrivals={process: closed_loop, concurrency: 8}")
     closed = CliRunner().invoke(app, ["calibrate", "--suggest", "--scenario", SCENARIO, "--json", *loop])
     assert all("--max-concurrency" in run["command"] for run in json.loads(closed.stdout)["runs"])

@@ -18,6 +18,7 @@ from perfmodel.errors import SpecError
 from perfmodel.trust import measured_rows
 from perfmodel.web.compare import (
     MeasuredPoint,
+    _has_lengths,
     _num_devices,
     _throughput,
     at_speed,
@@ -169,6 +170,19 @@ def test_published_points_are_the_measured_rows_of_the_model_and_device():
     four = published_points({**fields, "engine": {**fields["engine"], "tensor_parallel_size": 4}})
     assert {", 4 devices," in point.words for point in four if point.is_alike} == {True}
     assert not published_points(resolved("model=qwen3-32b&hardware=l4"))
+
+
+@pytest.mark.parametrize(
+    ("tokens_in", "tokens_out", "is_alike"),
+    [(2000.0, 250.0, True), (500.0, 1000.0, True), (2001.0, 500.0, False), (499.0, 500.0, False), (1e3, 1001.0, False)],
+)
+def test_lengths_are_alike_up_to_twice_and_down_to_half(tokens_in, tokens_out, is_alike):
+    """Of traffic with 1,000 tokens in and 500 out in the mean; where a file has them, any are."""
+    setup = next(iter(measured_rows())).setup._replace(input_tokens=tokens_in, output_tokens=tokens_out)
+    lengths = {"input_tokens": {"mean": 1000, "p99": 4000, "distribution": "lognormal"}}
+    lengths["output_tokens"] = {"distribution": "uniform", "low": 250, "high": 750}
+    assert _has_lengths(setup, lengths) == is_alike
+    assert _has_lengths(setup, {"trace": {"path": "a.csv"}})
 
 
 def test_throughput_by_littles_law_is_the_measured_one():
