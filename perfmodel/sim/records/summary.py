@@ -229,7 +229,7 @@ def costs(
     of_prompts = usd * share if usd is not None and share is not None else None
     of_answers = usd - of_prompts if usd is not None and of_prompts is not None else None
     of_cached = None if usd is None or totals.cached_cost_share is None else usd * totals.cached_cost_share
-    of_computed = None if of_prompts is None or of_cached is None else of_prompts - of_cached
+    of_computed = of_prompts - of_cached if of_prompts is not None and of_cached else None  # else as of all inputs
 
     drawn = energy * site.factor if energy is not None and site is not None else None
     grid = None if site is None else site.grid_gco2_per_kwh

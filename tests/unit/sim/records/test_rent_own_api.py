@@ -12,6 +12,7 @@ from perfmodel.planning.finalist import Finalist, Screened
 from perfmodel.planning.points import Record
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.report.views.run import alternatives_sentences
+from perfmodel.sim import simulate
 from perfmodel.sim.records.summary import DeviceTotals, alternatives
 from perfmodel.sim.replica.backend import PromptTime
 from perfmodel.specs import load_scenario
@@ -127,3 +128,10 @@ def test_a_plan_by_carbon_takes_the_lower_one_and_not_the_cheaper_one() -> None:
         spec = PlanSpec.model_validate({"objective": objective})
         best[objective] = min((cheap, clean), key=lambda one, spec=spec: objective_key(one, spec))
     assert best == {"cheapest": cheap, "joules": clean, "carbon": clean}
+
+
+def test_prompts_that_were_not_cached_have_one_price() -> None:
+    summary = simulate(load_scenario("llama-3.1-8b-a100", ["traffic.num_requests=3"])).summary
+    assert summary["usd_per_million_input_tokens_split"] > 0
+    assert summary["usd_per_million_cached_input_tokens_split"] is None
+    assert summary["usd_per_million_computed_input_tokens_split"] is None
