@@ -3,7 +3,6 @@ time, request by request.
 
     python benchmarks/witness/timed.py vllm
     python benchmarks/witness/timed.py sglang
-    python benchmarks/witness/timed.py sglang --sampled all    with logits for parts of prompts, as SGLang computes them
 
 Engines run in environments of their own under build/witness, made on first use (3 GB each). HTTP servers are left out
 on both sides: times are the engine's.
@@ -17,8 +16,6 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -27,10 +24,7 @@ from environments import NEWEST, python_of
 
 from perfmodel.cost import scenario_fits
 from perfmodel.cost.calibrations.engine_profile import ServerFit
-from perfmodel.engine import StepPlan
-from perfmodel.ops.work import BatchShape
 from perfmodel.sim import simulate
-from perfmodel.sim.replica import backend
 from perfmodel.specs import load_scenario
 
 _HERE = Path(__file__).parent
@@ -45,7 +39,6 @@ _DEPLOYMENTS = (
 )
 _METRICS = ("TTFT", "TPOT", "E2E", "makespan")
 _EQUAL, _MAX_MEAN = 1e-6, 0.01
-_SAMPLED = "whom our simulation computes logits for: prompts that end, or their parts, too"
 
 
 class Difference(NamedTuple):
@@ -199,34 +192,17 @@ def main() -> int:
     parser.add_argument("--version", help="of the engine; the newest described unless given")
     parser.add_argument("--cases", type=int, default=50, help="workloads")
     parser.add_argument("--seed", type=int, default=0, help="of the first workload")
-    parser.add_argument("--sampled", choices=["ends", "all"], default="ends", help=_SAMPLED)
     asked = parser.parse_args()
     version = asked.version or NEWEST[asked.engine]
     seeds = range(asked.seed, asked.seed + asked.cases)
     cases = [draw_case(asked.engine, seed) for seed in seeds]
     times = engine_times(asked.engine, version, cases)
     rows = []
-    with _sampling_of_parts() if asked.sampled == "all" else nullcontext():
-        for seed, case, theirs in zip(seeds, cases, times, strict=True):
-            ours, num_preemptions = simulated(case)
-            rows.append((seed, case, num_preemptions, compare(case, theirs, ours)))
+    for seed, case, theirs in zip(seeds, cases, times, strict=True):
+        ours, num_preemptions = simulated(case)
+        rows.append((seed, case, num_preemptions, compare(case, theirs, ours)))
     print(report(asked.engine, version, rows))
     return int(any(abs(value.relative) > _MAX_MEAN for *_, differences in rows for value in differences.values()))
-
-
-@contextmanager
-def _sampling_of_parts() -> Iterator[None]:
-    """Our simulation computes logits for parts of prompts, too."""
-    own = backend.shape_of
-
-    def shape_of(plan: StepPlan, ahead: int | None = None) -> BatchShape:
-        return own(plan, ahead)._replace(num_samples=len(plan.decodes) + len(plan.chunks))
-
-    backend.shape_of = shape_of
-    try:
-        yield
-    finally:
-        backend.shape_of = own
 
 
 if __name__ == "__main__":

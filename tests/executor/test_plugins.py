@@ -116,7 +116,7 @@ def test_a_step_begins_when_the_one_before_has_ended_and_idle_time_passes(engine
     one = executor.sample_tokens(None, non_block=True)
     executor.execute_model(plan_of({"a": 88}, cached=[("a", 512, 0)]), non_block=True)
     two = executor.sample_tokens(None, non_block=True)
-    durations = [timer(BatchShape(513, 1, ((512, 0),), 1, 701)).seconds, timer([(88, 512)]).seconds]
+    durations = [timer(BatchShape(513, 2, ((512, 0),), 1, 701)).seconds, timer([(88, 512)]).seconds]
     assert executor.clock.now_s == 0
     assert not one.done()
     tokens = one.result().sampled

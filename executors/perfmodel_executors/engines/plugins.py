@@ -107,8 +107,7 @@ class TimedExecutor:
             outcome = outputs.EMPTY_MODEL_RUNNER_OUTPUT
         else:
             sequences, sampled = self._read(scheduler_output)
-            shape = self._timer.shape_of(sequences)._replace(num_samples=sum(map(len, sampled)))
-            self._free_at_s = max(self._free_at_s, self.clock.monotonic()) + self._timer(shape).seconds
+            self._free_at_s = max(self._free_at_s, self.clock.monotonic()) + self._timer(sequences).seconds
             names = list(scheduler_output.num_scheduled_tokens)
             places = {name: place for place, name in enumerate(names)}
             ended = outputs.ModelRunnerOutput(names, places, sampled)

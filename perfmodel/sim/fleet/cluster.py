@@ -186,9 +186,9 @@ def backend_of(
 ) -> SimulatedBackend:
     """Times the plans of an engine of `scenario` by `cost_model`. is_split: prompts' share of time is counted;
     is_executed: it predicts for an engine that judges drafts itself"""
-    config = scenario.engine.speculative_config
+    config, samples_parts = scenario.engine.speculative_config, scenario.engine.rules.samples_parts
     if config is None:
-        return SimulatedBackend(cost_model, is_split=is_split)
+        return SimulatedBackend(cost_model, is_split=is_split, samples_parts=samples_parts)
     if is_executed:
         config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
     if config.acceptance is None:
@@ -196,7 +196,8 @@ def backend_of(
             f"{scenario.name}: engine.speculative_config has no acceptance, which a simulation needs: give a rate, or "
             f"the file that `perfmodel execute` has measured."
         )
-    return SimulatedBackend(cost_model, SimulatedAcceptance(config, scenario.seed), config.ahead, is_split)
+    acceptance = SimulatedAcceptance(config, scenario.seed)
+    return SimulatedBackend(cost_model, acceptance, config.ahead, is_split, samples_parts)
 
 
 def _drawn_server(profile: EngineProfile, draw: Draw | None) -> ServerFit:

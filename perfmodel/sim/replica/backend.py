@@ -112,7 +112,7 @@ class SimulatedBackend:
     can_leap: price runs of equal steps together; acceptance: judges drafts; ahead: draft depth of pipelined drafters
     restore: cost of KV copies to and from the second tier. All pipeline stages start theirs when the plan is made, so
              only the first stage waits
-    is_split: whether `prompt_time` counts"""
+    is_split: whether `prompt_time` counts; samples_parts: see `BatchingRules`"""
 
     def __init__(
         self,
@@ -120,13 +120,14 @@ class SimulatedBackend:
         acceptance: SimulatedAcceptance | None = None,
         ahead: int | None = None,
         is_split: bool = False,
+        samples_parts: bool = False,
     ) -> None:
         self.can_leap = cost_model.has_runs
         self.restore: RestoreCost | None = None
         self.prompt_time = PromptTime(self._apart if is_split else None)
         self._cost_model = cost_model
         self._stages = cost_model if isinstance(cost_model, StagedCostModel) else None
-        self._acceptance, self._ahead = acceptance, ahead
+        self._acceptance, self._ahead, self._samples_parts = acceptance, ahead, samples_parts
         self._alone = cost_model.fresh() if is_split else cost_model  # prices hypothetical steps
 
     @property
@@ -165,7 +166,7 @@ class SimulatedBackend:
 
     def _computed(self, plan: StepPlan) -> BatchShape:
         """Shape of `plan` without drafts that the drafter does not propose."""
-        shape, depths = shape_of(plan, self._ahead), plan.draft_depths
+        shape, depths = shape_of(plan, self._ahead, self._samples_parts), plan.draft_depths
         offered = self._acceptance.offered(plan) if self._acceptance is not None and depths else depths
         if offered is depths:
             return shape
@@ -196,8 +197,8 @@ class SimulatedBackend:
         return to_ticks(cost.added_s(duration / TICKS_PER_S, *copies))
 
 
-def shape_of(plan: StepPlan, ahead: int | None = None) -> BatchShape:
-    """Batch shape of `plan`; ahead: see `SimulatedBackend`."""
+def shape_of(plan: StepPlan, ahead: int | None = None, samples_parts: bool = False) -> BatchShape:
+    """Batch shape of `plan`; ahead, samples_parts: see `SimulatedBackend`."""
     num_decodes = len(plan.decodes)
     depths = plan.draft_depths
     if not depths:
@@ -208,7 +209,7 @@ def shape_of(plan: StepPlan, ahead: int | None = None) -> BatchShape:
         BatchShape,
         (
             num_decodes + plan.num_chunk_tokens,
-            num_decodes + len(plan.samples),
+            num_decodes + len(plan.chunks if samples_parts else plan.samples),
             plan.chunk_lengths if plan.chunks else (),
             num_decodes,
             plan.decode_context,

@@ -10,6 +10,7 @@ from perfmodel.cost import ServerFit, StageTicks, step_costs
 from perfmodel.engine import Grant, Request, StepPlan
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim.clock import TICKS_PER_S
+from perfmodel.sim.fleet.cluster import backend_of
 from perfmodel.sim.replica.backend import PromptTime, SimulatedBackend, shape_of
 from perfmodel.sim.replica.pipeline import FlowLine
 from perfmodel.sim.replica.replica import FrontEnd
@@ -34,6 +35,14 @@ def test_a_plan_computes_its_tokens_and_logits_of_sampling_sequences() -> None:
     assert shape.prefills == ((64, 0), (68, 32))
     assert (shape.decode_context, shape.decode_windowed, shape.group_tokens) == (700, (300,), 999)
     assert (shape.drafting, shape.num_draft_tokens) == ((), 5)
+    assert shape_of(plan_of(), samples_parts=True) == shape._replace(num_samples=3 + 2)
+
+
+@pytest.mark.parametrize(("profile", "num_prompts"), [("vllm", 2), ("sglang", 2), ("trtllm", 2), ("llamacpp", 1)])
+def test_engines_compute_logits_of_parts_of_prompts_or_of_their_ends(profile: str, num_prompts: int) -> None:
+    cost_model, scenario = Recorder(), load_scenario("llama-3.1-8b-a100", [f"engine.profile={profile}"])
+    backend_of(scenario, cost_model).execute(plan_of())  # type: ignore[arg-type]
+    assert cost_model.shapes[-1].num_samples == 3 + num_prompts
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
