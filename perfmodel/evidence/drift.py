@@ -4,8 +4,8 @@ A server's counters say what it did between two readings. The scenario is simula
 or, in a closed loop, under the requests that it had in flight (Little 1961: rate times mean time). Drift is where a
 mean lies outside its 80 % interval, to which the spread of so many requests is added in quadrature. Each term that
 differs from the prediction is put into the scenario alone; the one that brings the simulated means nearest to the
-server's explains the drift, and where none does the time of steps is left. Counters are vLLM's ("Production Metrics"),
-in Prometheus' text format.
+server's explains the drift, and where none does the time of steps is left. Counters are in Prometheus' text format and
+have vLLM's names here ("Production Metrics"); what other servers call them is in hardware_specs/engines/commands.
 """
 
 import re
@@ -20,11 +20,12 @@ from perfmodel.cost.calibrations.draws import Z_P90
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.planning.operations import VLLM_HISTOGRAMS
 from perfmodel.sim import RunResult, simulate
+from perfmodel.specs.commands.description import serving_command
 from perfmodel.specs.scenario import Scenario
 
 _SAMPLE = re.compile(r"^(\w[\w:]*)(?:\{[^}]*\})?\s+([-+.\deEInfNa]+)", re.MULTILINE)
 _MEANS = {f"mean_{latency}_ms": histogram for latency, histogram in VLLM_HISTOGRAMS.items()}
-_LENGTHS = {"output_tokens": "request_generation_tokens", "input_tokens": "request_prompt_tokens"}
+_LENGTHS = {"output_tokens": "generation_tokens", "input_tokens": "prompt_tokens"}
 _REQUESTS = 400  # of a simulation
 _DIFFERS = 0.1  # of a length or a share of drafts, from which it may explain a drift
 _COLDER = 0.05  # of the cache's hit rate
@@ -53,15 +54,20 @@ class Observed:
         return self.rate * self.means["mean_e2el_ms"] * 1e-3
 
 
-def read_counts(text: str) -> Mapping[str, float]:
-    """Metric -> its sum over all labels, without `vllm:` and `_total`. Raises SpecError for a text without any of
-    vLLM's."""
+def read_counts(text: str, engine: str = "vllm") -> Mapping[str, float]:
+    """vLLM's name of a metric of `engine`'s server, without `vllm:` and `_total` -> its sum over all labels. Raises
+    SpecError for a text without any."""
     counts: dict[str, float] = {}
     for name, value in _SAMPLE.findall(text):
         counts[name] = counts.get(name, 0.0) + float(value)
     known = {name.removeprefix("vllm:").removesuffix("_total"): n for name, n in counts.items() if "vllm:" in name}
+    command = serving_command(engine)
+    for name, own in command.serving.metrics.items() if command is not None and command.serving is not None else ():
+        for part in ("", "_sum", "_count"):
+            if own + part in counts:
+                known[name.removesuffix("_total") + part] = counts[own + part]
     if not known:
-        raise SpecError("metrics: none begins with vllm:; expected what a vLLM server has at /metrics.")
+        raise SpecError(f"metrics: none is of {engine}; expected what the scenario's server has at /metrics.")
     return known
 
 
@@ -85,7 +91,7 @@ def observed_between(before: Mapping[str, float], after: Mapping[str, float], se
         max(arrived, 1.0) / seconds,
         finished,
         {metric: 1e3 * mean(name) for metric, name in _MEANS.items() if grown(f"{name}_count")},
-        {name: mean(counter) for name, counter in _LENGTHS.items()},
+        {name: mean(f"request_{tokens}") or grown(tokens) / finished for name, tokens in _LENGTHS.items()},
         after.get("num_requests_running", 0.0),
         after.get("num_requests_waiting", 0.0),
         (share("prefix_cache_hits", "prefix_cache_queries") or 0.0) if "prefix_cache_queries" in after else None,
@@ -127,6 +133,10 @@ class DriftGuard:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
+
+    def counts(self, text: str) -> Mapping[str, float]:
+        """Of the metrics that the scenario's server has: `read_counts`."""
+        return read_counts(text, self._scenario.engine.described.description.name)
 
     def judge(self, observed: Observed) -> Judgement:
         """The prediction at the observed load, and what explains where it is left. Raises SpecError for a scenario

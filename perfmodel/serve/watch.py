@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.request import urlopen
 
 from perfmodel.errors import SpecError
-from perfmodel.evidence.drift import DriftGuard, Judgement, observed_between, read_counts
+from perfmodel.evidence.drift import DriftGuard, Judgement, observed_between
 
 _LIMIT_S = 10.0  # of one reading
 _MAX_BYTES = 16_000_000
@@ -44,12 +44,12 @@ class Watch:
     def run(self, say: Callable[[str], None], lasts_s: float | None = None) -> bool:
         """Until `lasts_s` are over, or for ever; whether some drift lasted longer than it may. `say`: a line a reading.
         Raises SpecError where the first reading fails; later ones are said and tried again."""
-        before, read_at = read_counts(self.fetch(self.url)), self.clock()
+        before, read_at = self.guard.counts(self.fetch(self.url)), self.clock()
         begin, has_drifted = read_at, False
         while lasts_s is None or self.clock() - begin < lasts_s:
             self.sleep(self.every_s)
             try:
-                after, now = read_counts(self.fetch(self.url)), self.clock()
+                after, now = self.guard.counts(self.fetch(self.url)), self.clock()
             except SpecError as error:
                 say(str(error))
                 continue

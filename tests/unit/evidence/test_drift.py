@@ -129,8 +129,25 @@ def test_counts_are_summed_over_labels_and_lose_what_only_prometheus_needs():
     assert counts["e2e_request_latency_seconds_sum"] == 10.5
     assert counts["prefix_cache_queries"] == 1000.0
     assert "process_cpu_seconds" not in counts
-    with pytest.raises(SpecError, match="none begins with vllm:"):
+    with pytest.raises(SpecError, match="none is of vllm"):
         read_counts("process_cpu_seconds_total 12.5")
+
+
+def test_counts_of_other_servers_have_their_names():
+    """Names of sglang 0.5.10's metrics_collector.py and of TensorRT-LLM's collector.py. Two requests of 30 tokens."""
+    for prefix, engine in (("sglang:", "sglang"), ("trtllm_", "trtllm")):
+        names = ("e2e_request_latency_seconds_count", "e2e_request_latency_seconds_sum", "generation_tokens_total")
+        readings = [dict(zip(names, row, strict=True)) for row in ((1, 2.0, 40), (3, 8.0, 100))]
+        texts = ("".join(f'{prefix}{name}{{m="m"}} {value}\n' for name, value in row.items()) for row in readings)
+        counts = [read_counts(text, engine) for text in texts]
+        between = observed_between(*counts, 10.0)
+        assert (between.requests, between.means["mean_e2el_ms"], between.lengths["output_tokens"]) == (
+            2.0,
+            3000.0,
+            30.0,
+        )
+    with pytest.raises(SpecError, match="none is of sglang"):
+        read_counts("trtllm_num_requests_running 1", "sglang")
 
 
 def test_means_are_of_what_came_between_two_readings():
