@@ -1,6 +1,6 @@
 """Predictions of AIConfigurator (whose engine AISimulate is) and ours, of the same measured servers.
 
-    python benchmarks/peers [--report MD]
+    python benchmarks/peers [--each 3] [--report MD]
 
 Servers at a fixed concurrency whose lengths are known and which draft nothing (measurements/steady-state; its rows come
 from AIConfigurator's repository). AIConfigurator runs in an environment of its own under build/peers, made on first use
@@ -90,13 +90,13 @@ def _answers(rows: list[dict[str, str]]) -> list[list[float] | str]:
     is_published = [
         _PUBLISHED.get(next(filter(row["model_path"].count, _PUBLISHED), "")) == row["precision"] for row in rows
     ]
-    asked = [_arguments(row, first) for row, first in zip(rows, is_published, strict=True)]
-    asked += [_arguments(row, not first) for row, first in zip(rows, is_published, strict=True)]
+    asked = [
+        [_arguments(row, first), _arguments(row, not first)] for row, first in zip(rows, is_published, strict=True)
+    ]
     command = [_python(), Path(__file__).with_name("ask_aiconfigurator.py")]
     done = subprocess.run(command, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True)
-    answers = json.loads(done.stdout)
-    pairs = zip(answers[: len(rows)], answers[len(rows) :], strict=True)
-    return [second if isinstance(first, str) else first for first, second in pairs]
+    answers: list[list[float] | str] = json.loads(done.stdout)
+    return answers
 
 
 def _table(file: Path) -> list[dict[str, str]]:
@@ -159,9 +159,11 @@ def _report(rows: list[dict[str, str]], answers: list[list[float] | str], compar
 def main() -> None:
     """Ask both, compare, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--each", type=int, default=1, help="of so many servers one is asked for")
     parser.add_argument("--report", type=Path)
     asked = parser.parse_args()
     rows = [row for row in _table(_MEASURED) if row["mtp_unlabelled"] == "False" and row["lengths"] != "unknown"]
+    rows = sorted(rows, key=lambda row: (row["backend"], row["system"], row["id"]))[:: asked.each]
     answers = _answers(rows)
     text = _report(rows, answers, list(_compared(rows, answers)))
     print(text)

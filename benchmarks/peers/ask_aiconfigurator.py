@@ -1,5 +1,5 @@
-"""Asks AIConfigurator for deployments: [arguments of its `cli_estimate` ...] as JSON on stdin, and on stdout for each
-[TTFT ms, TPOT ms], or the sentence with which it refuses. Runs in AIConfigurator's own environment."""
+"""Asks AIConfigurator for deployments: on stdin a list of lists, the ways to ask for each (arguments of its
+`cli_estimate`), on stdout [TTFT ms, TPOT ms] of the first that is answered, or why the last is refused. Runs in AIConfigurator's own environment."""
 
 import json
 import logging
@@ -17,13 +17,16 @@ def main() -> None:
 
     answers: list[Any] = []
     output, sys.stdout = sys.stdout, sys.stderr  # it prints
-    for number, asked in enumerate(json.load(sys.stdin), 1):
-        try:
-            answer = cli_estimate(asked.pop("model_path"), asked.pop("system_name"), **asked)
-            answers.append([answer.ttft, answer.tpot])
-        except Exception as error:
-            answers.append(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200])
-        if number % 100 == 0:
+    for number, ways in enumerate(json.load(sys.stdin), 1):
+        answers.append("")
+        for asked in ways:
+            try:
+                answer = cli_estimate(asked.pop("model_path"), asked.pop("system_name"), **asked)
+                answers[-1] = [answer.ttft, answer.tpot]
+                break
+            except Exception as error:
+                answers[-1] = f"{type(error).__name__}: {error}"[:200]
+        if number % 20 == 0:
             print(f"{number} asked", file=sys.stderr, flush=True)
     json.dump(answers, output)
 

@@ -14,6 +14,7 @@ from perfmodel.planning.choice import DeviceAnswer, Ratios, most_replicas
 from perfmodel.planning.finalist import Finalist, FrontPoint, Interval, Job, Option
 from perfmodel.planning.findings import TIE
 from perfmodel.planning.metrics import ALTERNATIVES
+from perfmodel.planning.mixes import MixAnswer
 from perfmodel.planning.space import Base, Layout
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.surfaces import Floats
@@ -128,7 +129,8 @@ class PlanResult(_Plan[Finalist]):
     resilience:  the winner under failures; left_out: scenario features that the plan omits
     searched:    choices with several values in the space -> the values, in words
     ratios:      simulated over screened figures of the finalists
-    num_overlooked: candidates that could be better by these ratios but were not simulated"""
+    num_overlooked: candidates that could be better by these ratios but were not simulated
+    mixes:       what a choice with prefill and decode replicas serves when lengths change"""
 
     _is_good = "serves"
     rate: float = 0.0
@@ -142,6 +144,7 @@ class PlanResult(_Plan[Finalist]):
     searched: Mapping[str, str] = field(default_factory=dict)
     ratios: Ratios | None = None
     num_overlooked: int = 0
+    mixes: Sequence[MixAnswer] = ()
 
     @property
     def replicas(self) -> int:
@@ -273,6 +276,7 @@ class PlanResult(_Plan[Finalist]):
             "bound_share": dict(self.bound_share),
             "devices": [vars(device) for device in self.devices],
             "under_failures": None if self.resilience is None else vars(self.resilience),
+            "mixes": [mix._asdict() for mix in self.mixes],
             "left_out": list(self.left_out),
             "notes": list(self.notes),
             **self._ends("plan", rate=self.rate),

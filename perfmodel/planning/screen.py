@@ -30,10 +30,10 @@ Goals = list[tuple[dict[str, Floats], float | None]]
 
 
 class ClosedForm:
-    """Step times of `candidates` for the traffic of `scenario`."""
+    """Step times of `candidates` for the traffic of `scenario`, or another `demand`."""
 
-    def __init__(self, candidates: Sequence[Candidate], scenario: Scenario) -> None:
-        self.demand, self._candidates = demand_of(scenario), candidates
+    def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, demand: Demand | None = None) -> None:
+        self.demand, self._candidates = demand or demand_of(scenario), candidates
         batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
         chunk = max((max(c.max_num_batched_tokens, budget_of(c)) for c in candidates), default=1)
         engines = (engine for candidate in candidates for engine in engines_of(candidate))
@@ -52,10 +52,13 @@ class ClosedForm:
 
 
 class Screen(ClosedForm):
-    """Screens `candidates` for the traffic and SLO of `scenario`. Raises SpecError without an SLO."""
+    """Screens `candidates` for the traffic (or another `demand`) and the SLO of `scenario`. Raises SpecError without an
+    SLO."""
 
-    def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
-        super().__init__(candidates, scenario)
+    def __init__(
+        self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float, demand: Demand | None = None
+    ) -> None:
+        super().__init__(candidates, scenario, demand)
         self._goals, self._attainment = goals_of(scenario.slo, self.demand, attainment), attainment
 
     def all(self) -> list[Screened]:

@@ -14,6 +14,7 @@ from perfmodel.planning import choice
 from perfmodel.planning import finalist as fin
 from perfmodel.planning.finalist import Deployment, Finalist, Records, Screened
 from perfmodel.planning.jobs import OnPreliminary, plan_job
+from perfmodel.planning.mixes import mix_answers
 from perfmodel.planning.points import device_shares
 from perfmodel.planning.result import JobPlan, PlanResult, quantile_name
 from perfmodel.planning.runs import Runs, left_out, under_failures
@@ -200,7 +201,9 @@ def _completed(result: PlanResult, simulated: Simulated) -> PlanResult:
         if deployment.screened is winner.screened and deployment.replicas < winner.fewest
     }
     notes = list(dict.fromkeys([*notes, *_prices(result)]))
-    return replace(result, bound_share=device_shares(run.summary), notes=notes, fewer=fewer)
+    chosen = Deployment(winner.screened, winner.replicas)
+    mixes = mix_answers(result.scenario, chosen, result.spec.attainment)
+    return replace(result, bound_share=device_shares(run.summary), notes=notes, fewer=fewer, mixes=mixes)
 
 
 def _prices(result: PlanResult) -> Iterator[str]:
