@@ -13,6 +13,7 @@ from docs_site.accuracy_page import REPORTS, accuracy_page
 from docs_site.cli_reference import cli_page
 from docs_site.kernel_models_reference import fits_by_form, forms_page
 from docs_site.metrics_reference import metrics_page
+from docs_site.not_modelled_page import not_modelled_page
 from docs_site.places import ROOT
 from docs_site.python_reference import python_page
 from docs_site.scenario_reference import scenario_page
@@ -146,6 +147,18 @@ def test_every_technique_is_in_the_gallery():
     page = techniques_table()
     for row in read_status():
         assert in_cell(row.to_json()["technique"]) in page
+
+
+def test_the_page_on_what_is_not_modelled_has_what_each_page_says_of_it():
+    page = not_modelled_page()
+    missing = []
+    for path in (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "techniques").glob("*.md")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.lstrip("*").startswith("Not modelled"):
+                last = " ".join(re.sub(r"\]\([^)]*\)", "", line).split()[-2:])
+                missing += [path.name] * (last not in re.sub(r"\]\([^)]*\)", "", page))
+    assert not missing
+    assert "## Conversations: requests in turns" in page
 
 
 def test_the_page_on_accuracy_has_every_report_with_its_worst_row():

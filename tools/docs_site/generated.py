@@ -11,6 +11,7 @@ from docs_site.accuracy_page import accuracy_page, setups_page
 from docs_site.cli_reference import cli_page
 from docs_site.kernel_models_reference import forms_page
 from docs_site.metrics_reference import metrics_page
+from docs_site.not_modelled_page import not_modelled_page
 from docs_site.python_reference import python_page
 from docs_site.scenario_reference import scenario_page
 from docs_site.techniques_gallery import techniques_table
@@ -47,6 +48,7 @@ def pages() -> dict[str, str]:
     return {
         "how-right.md": accuracy_page(),
         "accuracy-by-setup.md": setups_page(),
+        "not-modelled.md": not_modelled_page(),
         "techniques/README.md": techniques_table(),
         "reference/cli.md": cli_page(),
         "reference/scenario.md": scenario_page(),
