@@ -150,13 +150,15 @@ def test_every_technique_is_in_the_gallery():
 
 
 def test_the_page_on_what_is_not_modelled_has_what_each_page_says_of_it():
-    page = not_modelled_page()
-    missing = []
+    def without_targets(text: str) -> str:
+        return re.sub(r"\]\([^)]*\)", "", text)
+
+    page, missing = without_targets(not_modelled_page()), []
     for path in (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "techniques").glob("*.md")):
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.lstrip("*").startswith("Not modelled"):
-                last = " ".join(re.sub(r"\]\([^)]*\)", "", line).split()[-2:])
-                missing += [path.name] * (last not in re.sub(r"\]\([^)]*\)", "", page))
+                text = line.lstrip("*").removeprefix("Not modelled").lstrip(".:* ")
+                missing += [path.name] * (without_targets(text)[1:] not in page)  # but for its capital letter
     assert not missing
     assert "## Conversations: requests in turns" in page
 
