@@ -178,7 +178,11 @@ def _changed_figures(quote: Quote, output: str) -> Iterator[tuple[str, str]]:
         if quote.section.count(text) != 1:
             yield text, f"(stands {quote.section.count(text)} times in its section)"
             continue
-        given = eval(expression, dict(names))
+        try:
+            given = eval(expression, dict(names))
+        except (ValueError, StopIteration, KeyError, AttributeError) as error:  # a sentence that is said no more
+            yield text, f"({type(error).__name__}: {error})"
+            continue
         values = [float(item) for item in (given if isinstance(given, (tuple, list)) else (given,))]
         shown = _numbers(text)[-len(values) :]
         if len(shown) < len(values):
