@@ -71,7 +71,7 @@ docs: $(VENV)/.docs
 # Five minutes. Not run here: quoted_figures.py (all commands that docs/ quote, half an hour; worked_examples.py has the
 # figures that no command prints), page_commands.py (all commands of the pages as they stand there, an hour),
 # fleet_speed.py as it is (a million requests, ten minutes), planner_ranking.py (twelve minutes), own_servers.py (five),
-# own_sweeps.py (ten),
+# own_sweeps.py (ten), peers (forty, installs AIConfigurator, 0.9 GB),
 # fuzz.py (two hours), kill_and_resume.py (ten minutes), frozen_answers.py (ten minutes; the answers before and after a
 # change of structure), parity.py (two minutes, needs transformers),
 # compiled_chains.py (minutes, needs gcc), mutation (an hour), on_vllm (three minutes a model and round, needs vLLM:

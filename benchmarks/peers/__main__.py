@@ -134,14 +134,14 @@ def _line(name: str, rows: list[Compared]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _report(rows: list[dict[str, str]], answers: list[list[float] | str], compared: list[Compared]) -> str:
+def _report(rows: list[dict[str, str]], answers: list[list[float] | str], compared: list[Compared], each: int) -> str:
     why = Counter(answer.partition(":")[0] for answer in answers if isinstance(answer, str))
     refused = ", ".join(f"{count} by {name}" for name, count in why.most_common())
     lines = [
         "# AIConfigurator and we, on the same measured servers",
         "",
-        f"`python benchmarks/peers`: AIConfigurator {_VERSION} answers {len(rows) - why.total()} of {len(rows)} "
-        f"servers (refused: {refused}); of these, those in our table of accuracy. Errors: median / nine in ten below.",
+        f"`python benchmarks/peers --each {each}`: AIConfigurator {_VERSION} answers {len(rows) - why.total()} of "
+        f"{len(rows)} servers (refused: {refused}); of these, those in our table of accuracy. Errors: median / nine in ten below.",
     ]
     columns = ("servers", "rows", "AIConfigurator", "ours, cell left out", "ours, as shipped", "trivial")
     for metric, title in _METRICS.items():
@@ -165,7 +165,7 @@ def main() -> None:
     rows = [row for row in _table(_MEASURED) if row["mtp_unlabelled"] == "False" and row["lengths"] != "unknown"]
     rows = sorted(rows, key=lambda row: (row["backend"], row["system"], row["id"]))[:: asked.each]
     answers = _answers(rows)
-    text = _report(rows, answers, list(_compared(rows, answers)))
+    text = _report(rows, answers, list(_compared(rows, answers)), asked.each)
     print(text)
     if asked.report is not None:
         asked.report.write_text(text, encoding="utf-8")

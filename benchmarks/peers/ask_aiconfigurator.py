@@ -1,5 +1,7 @@
-"""Asks AIConfigurator for deployments: on stdin a list of lists, the ways to ask for each (arguments of its
-`cli_estimate`), on stdout [TTFT ms, TPOT ms] of the first that is answered, or why the last is refused. Runs in AIConfigurator's own environment."""
+"""Asks AIConfigurator, in its own environment.
+
+On stdin a list of lists: for each deployment the ways to ask for it, arguments of `cli_estimate`. On stdout, for each,
+[TTFT ms, TPOT ms] of the first that is answered, or why the last is refused."""
 
 import json
 import logging
