@@ -141,7 +141,8 @@ def _report(rows: list[dict[str, str]], answers: list[list[float] | str], compar
         "# AIConfigurator and we, on the same measured servers",
         "",
         f"`python benchmarks/peers --each {each}`: AIConfigurator {_VERSION} answers {len(rows) - why.total()} of "
-        f"{len(rows)} servers (refused: {refused}); of these, those in our table of accuracy. Errors: median / nine in ten below.",
+        f"{len(rows)} servers (refused: {refused}); of these, those in our table of accuracy. "
+        f"Errors: median / nine in ten below.",
     ]
     columns = ("servers", "rows", "AIConfigurator", "ours, cell left out", "ours, as shipped", "trivial")
     for metric, title in _METRICS.items():
