@@ -13,7 +13,14 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import GivenLink, HardwareSpec, NetworkSpec
 
 RouterName = Literal[
-    "round_robin", "random", "power_of_two", "least_outstanding", "least_kv", "prefix_affinity", "session_affinity"
+    "round_robin",
+    "random",
+    "power_of_two",
+    "least_outstanding",
+    "least_kv",
+    "prefix_affinity",
+    "session_affinity",
+    "lora_affinity",
 ]
 
 
