@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from perfmodel.cost.calibrations.adapters import load_adapter_fits
 from perfmodel.cost.calibrations.backends import engine_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.draws import Draw
@@ -99,6 +100,9 @@ def scenario_fits(
     calibration = calibration or engine_calibration(scenario.hardware, engine)
     if engine.described.version.age != "described":
         calibration = calibration.model_copy(update={"spread": calibration.spread * _SPREAD_OTHER_VERSION})
+    if engine.rules.serves_adapters == "grouped" and engine.enable_lora and calibration.origin == "calibrated":
+        families = {"lora": load_adapter_fits().kernels, **calibration.families}
+        calibration = calibration.model_copy(update={"families": families})
     applied = profile.applied_to(calibration, is_eager=engine.enforce_eager)
     captured = _captured_with_prompts(scenario)
     if applied.host.replays_graphs and captured != applied.host.captured_tokens:
@@ -140,6 +144,7 @@ def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSp
         routing=routing_of(scenario),
         spread=spread,
         hardware=scenario.hardware,
+        adapters=scenario.traffic.adapters,
     )
 
 

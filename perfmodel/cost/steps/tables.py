@@ -72,7 +72,7 @@ class OperatorGroup:
 def _groups_of(graph: StepGraph) -> tuple[OperatorGroup, ...]:
     """Groups with operators in `graph`, decode attention apart."""
     num_ranks = graph.shard.dp
-    every = (
+    every: tuple[OperatorGroup, ...] = (
         OperatorGroup(Depends.TOKENS, attrgetter("num_tokens"), lambda tokens: BatchShape(tokens, 0), True),
         OperatorGroup(
             Depends.ROWS,
@@ -89,7 +89,14 @@ def _groups_of(graph: StepGraph) -> tuple[OperatorGroup, ...]:
         OperatorGroup(Depends.SAMPLES, attrgetter("num_samples"), lambda samples: BatchShape(0, samples), False),
         OperatorGroup(Depends.PREFILL, attrgetter("prefills"), lambda prefills: BatchShape(0, 0, prefills), False),
     )
+    if graph.adapters is not None:
+        every += (OperatorGroup(Depends.ADAPTERS, graph.adapters.key, _shape_of_adapters, True),)
     return tuple(group for group in every if graph.by_depends[group.depends])
+
+
+def _shape_of_adapters(key: Any) -> BatchShape:
+    num_adapters, num_tokens, tokens, samples = key
+    return BatchShape(tokens, samples, num_adapters=num_adapters, adapter_tokens=num_tokens)
 
 
 class StepCost(NamedTuple):

@@ -136,7 +136,8 @@ _SCALED_WITHIN = (None, "default", "llama3", "longrope", "su", "mrope")
 def refuse_to_start(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> None:
     """Raise UnsupportedError in one sentence for what `engine` does not start with. model: in its served formats."""
     refuse_formats(model, engine, hardware)
-    for field, reason, sentence in (*_backend_refusals(engine, hardware), *_size_refusals(model, engine)):
+    adapters = _adapter_refusals(model, engine) if engine.enable_lora else ()
+    for field, reason, sentence in (*_backend_refusals(engine, hardware), *_size_refusals(model, engine), *adapters):
         raise UnsupportedError(sentence, reason, f"engine.{field}")
 
 
@@ -240,6 +241,33 @@ def _stripe_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str
     if is_limited or model.has_states:
         sentence = f"got {size}, which is modelled where all layers attend to all keys, and some of {model.name} do not"
         yield field, "decode context parallelism beside other layers", sentence
+
+
+_MAX_LORA_VOCABULARY = 258_048  # vllm/lora/layers/logits_processor.py
+
+
+def _adapter_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
+    """(field, reason, sentence) for engines and layers whose LoRA adapters are not described."""
+    if engine.rules.serves_adapters == "no":
+        sentence = f"got true, and adapters of {engine.described.label} are not described; set profile to vllm"
+        yield "enable_lora", "the engine's adapters are not described", sentence
+    modules = engine.lora_target_modules or ("qkv_proj", "gate_up_proj", "lm_head")
+    attends, multiplies = {"qkv_proj", "o_proj"} & set(modules), {"gate_up_proj", "down_proj"} & set(modules)
+    has_other_mixers = any(not isinstance(layer.mixer, Attention | None) for layer, _ in model.layers)
+    has_experts = any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
+    if (attends and has_other_mixers) or (multiplies and has_experts) or model.exits is not None:
+        what = "experts" if multiplies and has_experts else "layers other than softmax attention, or early exit,"
+        sentence = (
+            f"got true, and adapters of {what} are not modelled, which {model.name} has; name others in "
+            f"lora_target_modules, as in [qkv_proj, o_proj], or leave it out"
+        )
+        yield "enable_lora", "adapters of layers that are not modelled", sentence
+    if {"lm_head", "embed_tokens"} & set(modules) and model.vocab_size > _MAX_LORA_VOCABULARY:
+        sentence = (
+            f"got true, and the engine serves adapters of vocabularies up to {_MAX_LORA_VOCABULARY:,} tokens; "
+            f"{model.name} has {model.vocab_size:,}: name other modules in lora_target_modules"
+        )
+        yield "enable_lora", "a vocabulary too large for adapters", sentence
 
 
 def _listed(values: Iterable[int]) -> str:

@@ -1,0 +1,131 @@
+"""Fits what LoRA adapters cost steps and loads to published runs, and says how well: hardware_specs/calibrations/adapters.yaml.
+
+    python benchmarks/adapters.py           # prints the fit and its errors; --write keeps it
+
+Of each run the median gap between tokens is a step that decodes; batch and adapters follow from the run's rates (Little's
+law; requests name adapters at 0.1, 0.05 and 0.025 a second). What a step takes besides adapters is one constant, as the
+device's bandwidth is not published (assumed: 2.0 TB/s, of which only the bytes of adapters are counted), and what its keys
+and values take. Loads: copies of the matrices to a slot, and reading a file that is in the host's file cache.
+"""
+
+__all__ = ["fit_loads", "fit_steps"]
+
+import argparse
+import csv
+import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from perfmodel.cost import step_costs
+from perfmodel.cost.calibrations.adapters import AdapterFits, load_adapter_fits
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.roofline import FamilyFit
+from perfmodel.cost.memory.adapters import slot_bytes, targets_of
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.fitted import save_fitted
+from perfmodel.ops.sharding import Sharding
+from perfmodel.ops.work import decode_shape
+from perfmodel.specs import load_scenario
+
+_HERE = Path(__file__).resolve().parents[1] / "measurements" / "adapters"
+_BANDWIDTH_BYTES_PER_S = 2.0e12  # of the H100 with 64 GB [assumed]
+_OVERHEAD_S = 2.3e-6  # of a kernel in a CUDA graph, as of elementwise ones of h100-sxm-80gb@vllm; the constant has the rest
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (_HERE / f"{name}.csv").open(encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def _features(row: dict[str, str]) -> tuple[float, float, float]:
+    """(seconds besides adapters, thread blocks, seconds of the adapters' bytes) of a step of `row`."""
+    count, third = int(row["adapters"]), int(row["adapters"]) / 3
+    rates = [0.1] * round(third) + [0.05] * round(third) + [0.025] * (count - 2 * round(third))
+    batch = float(row["output_tokens"]) / float(row["duration_s"]) * float(row["mean_tpot_ms"]) / 1e3
+    mean = (float(row["input_tokens"]) + float(row["output_tokens"]) / 2) / float(row["requests"])
+    adapters = f"traffic.adapters={{count: {count}, shares: {rates}}}"
+    engine = [f"engine.max_loras={row['max_loras']}", f"engine.max_lora_rank={row['rank']}", "engine.enable_lora=true"]
+    scenario = load_scenario("llama-3.1-8b-h100-2048-256", [*engine, adapters])
+    estimate = step_costs(scenario).estimate(decode_shape(max(1, round(batch)), round(mean)))
+    ours = [one for one in estimate.rows if one.work.family == "lora"]
+    blocks = sum(one.count * one.work.problem.num_items for one in ours)  # type: ignore[union-attr]
+    moved = sum(one.count * one.work.hbm_bytes for one in ours) / _BANDWIDTH_BYTES_PER_S
+    return estimate.device_s - sum(one.duration_s for one in ours), blocks, moved
+
+
+def fit_steps() -> tuple[FamilyFit, list[tuple[str, float, float]]]:
+    """The kernels' fit, and (run, predicted, measured) seconds of each run's step."""
+    rows = _rows("steps")
+    others, blocks, moved = np.array([_features(row) for row in rows]).T
+    measured = np.array([float(row["median_itl_ms"]) / 1e3 for row in rows])
+    scale = 1 / measured  # relative errors
+    columns = np.stack([np.ones(len(rows)), blocks, moved], axis=1)
+    (constant, block_s, slowness), _ = nnls(columns * scale[:, None], (measured - others + others.min()) * scale)
+    predicted = columns @ [constant, block_s, slowness] + others - others.min()
+    logs = np.log(measured / predicted)
+    low, middle, high = np.quantile(logs, (0.1, 0.5, 0.9)).tolist()
+    residuals = Residuals(num_rows=len(rows), p10=low, p50=middle, p90=high)
+    fit = FamilyFit(
+        overhead_s=_OVERHEAD_S,
+        overhead_per_item_s=float(block_s),
+        memory_fraction=min(1.0, 1 / slowness) if slowness else 1.0,
+        residuals=residuals,
+    )
+    return fit, [(row["run"], *pair) for row, *pair in zip(rows, predicted.tolist(), measured.tolist(), strict=True)]
+
+
+def fit_loads() -> tuple[float, float, float]:
+    """(seconds of a matrix to a slot, seconds to read a file, bytes per second of it)."""
+    model = load_scenario("llama-2-7b-a100-batch1", ["engine.enable_lora=true"])
+    engine, layers = model.engine, list(model.model.iter_layers())
+    targets = targets_of(model.model, engine, layers, has_vocabulary=False, shard=Sharding())
+    num_copies = 2 * sum(len(target.widths) for target in targets)
+    per_rank = 2 * sum(target.elements_per_rank for target in targets)
+    rows = _rows("loads")
+    copy_s = float(np.median([float(row["activate_s"]) for row in rows])) / num_copies
+    cached = [row for row in rows if row["is_first"] == "0"]
+    sizes = np.array([float(row["rank"]) * per_rank for row in cached])
+    seconds = np.array([float(row["load_s"]) for row in cached])
+    slope, start = np.polyfit(sizes, seconds, 1)
+    return copy_s, float(start), float(1 / slope)
+
+
+def _blocks() -> tuple[int, int]:
+    """How many more KV blocks the second server of blocks.csv had, (predicted, measured)."""
+    first, second = _rows("blocks")
+    sides: list[float] = []
+    for row in (first, second):
+        lora = [f"engine.max_loras={row['max_loras']}", f"engine.max_lora_rank={row['max_lora_rank']}"]
+        own = load_scenario("llama-2-7b-a100-batch1", ["engine.enable_lora=true", *lora])
+        slot = slot_bytes(own.model, own.engine, list(own.model.iter_layers()), has_vocabulary=True)
+        sides.append(slot * own.engine.max_loras)
+    block_bytes = 16 * 2 * 32 * 4096 * 2
+    return round((sides[0] - sides[1]) / block_bytes), int(second["num_gpu_blocks"]) - int(first["num_gpu_blocks"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--write", action="store_true", help="keep the fit")
+    kernels, steps = fit_steps()
+    copy_s, file_s, file_bytes_per_s = fit_loads()
+    print(f"{kernels.overhead_per_item_s * 1e9:.3g} ns a thread block, {kernels.memory_fraction:.3g} of the bandwidth")
+    print(f"{copy_s * 1e6:.3g} us a matrix, {file_s * 1e3:.3g} ms a file, {file_bytes_per_s / 1e9:.3g} GB/s")
+    for run, predicted, measured in steps:
+        print(f"{run}: {predicted * 1e3:.2f} ms, measured {measured * 1e3:.2f} ms ({predicted / measured - 1:+.1%})")
+    print("KV blocks: {} more, measured {}".format(*_blocks()))
+    if parser.parse_args().write:
+        about: dict[str, Any] = {
+            "source": f"{len(steps)} runs and 12 loads published by FerranAgulloLopez/GPULLMAdapterOptimization (Apache-2.0)",
+            "date": datetime.datetime.now(datetime.UTC).date(),
+            "command": "python benchmarks/adapters.py --write",
+        }
+        fits = AdapterFits(kernels=kernels, copy_s=copy_s, file_s=file_s, file_bytes_per_s=file_bytes_per_s, **about)
+        save_fitted(fits, data_dir("calibrations") / "adapters.yaml")
+
+
+if __name__ == "__main__":
+    load_adapter_fits()
+    main()
