@@ -14,9 +14,10 @@ import argparse
 import csv
 import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from perfmodel.cost import step_costs
@@ -28,10 +29,11 @@ from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import save_fitted
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import decode_shape
-from perfmodel.specs import load_scenario
+from perfmodel.specs import load_hardware, load_scenario
 
 _HERE = Path(__file__).resolve().parents[1] / "measurements" / "adapters"
 _BANDWIDTH_BYTES_PER_S = 2.0e12  # of the H100 with 64 GB [assumed]
+_MIN_SHARE = 0.15  # of a step, from which on the error of its adapters is told from that of the rest
 _OVERHEAD_S = 2.3e-6  # of a kernel in a CUDA graph, as of elementwise ones of h100-sxm-80gb@vllm; the constant has the rest
 
 
@@ -43,12 +45,13 @@ def _rows(name: str) -> list[dict[str, str]]:
 def _features(row: dict[str, str]) -> tuple[float, float, float]:
     """(seconds besides adapters, thread blocks, seconds of the adapters' bytes) of a step of `row`."""
     count, third = int(row["adapters"]), int(row["adapters"]) / 3
-    rates = [0.1] * round(third) + [0.05] * round(third) + [0.025] * (count - 2 * round(third))
+    first, second, last = row["rates"].split()
+    rates = [first] * round(third) + [second] * round(third) + [last] * (count - 2 * round(third))
     batch = float(row["output_tokens"]) / float(row["duration_s"]) * float(row["mean_tpot_ms"]) / 1e3
     mean = (float(row["input_tokens"]) + float(row["output_tokens"]) / 2) / float(row["requests"])
-    adapters = f"traffic.adapters={{count: {count}, shares: {rates}}}"
+    adapters = f"traffic.adapters={{count: {count}, shares: [{', '.join(rates)}]}}"
     engine = [f"engine.max_loras={row['max_loras']}", f"engine.max_lora_rank={row['rank']}", "engine.enable_lora=true"]
-    scenario = load_scenario("llama-3.1-8b-h100-2048-256", [*engine, adapters])
+    scenario = load_scenario("llama-3.1-8b-h100-2048-256", [f"model={row['model']}", *engine, adapters])
     estimate = step_costs(scenario).estimate(decode_shape(max(1, round(batch)), round(mean)))
     ours = [one for one in estimate.rows if one.work.family == "lora"]
     blocks = sum(one.count * one.work.problem.num_items for one in ours)  # type: ignore[union-attr]
@@ -56,25 +59,46 @@ def _features(row: dict[str, str]) -> tuple[float, float, float]:
     return estimate.device_s - sum(one.duration_s for one in ours), blocks, moved
 
 
-def fit_steps() -> tuple[FamilyFit, list[tuple[str, float, float]]]:
-    """The kernels' fit, and (run, predicted, measured) seconds of each run's step."""
+class StepsFit(NamedTuple):
+    """The kernels' fit, and per row (run, predicted, held-out prediction, measured) seconds of a step.
+
+    Held out are all runs of the row's model and rank."""
+
+    kernels: FamilyFit
+    rows: list[tuple[str, float, float, float]]
+
+
+def fit_steps() -> StepsFit:
+    """Fit constant, seconds a block and slowness of bytes to relative errors of all runs."""
     rows = _rows("steps")
     others, blocks, moved = np.array([_features(row) for row in rows]).T
+    others *= load_hardware("h100-sxm-80gb").memory_bandwidth / _BANDWIDTH_BYTES_PER_S
     measured = np.array([float(row["median_itl_ms"]) / 1e3 for row in rows])
-    scale = 1 / measured  # relative errors
-    columns = np.stack([np.ones(len(rows)), blocks, moved], axis=1)
-    (constant, block_s, slowness), _ = nnls(columns * scale[:, None], (measured - others + others.min()) * scale)
-    predicted = columns @ [constant, block_s, slowness] + others - others.min()
-    logs = np.log(measured / predicted)
+    columns, groups = np.stack([np.ones(len(rows)), blocks, moved], axis=1), [(row["model"], row["rank"]) for row in rows]
+
+    def solved(is_kept: NDArray[np.bool_]) -> NDArray[np.float64]:
+        coefficients, _ = nnls((columns / measured[:, None])[is_kept], (1 - others / measured)[is_kept])
+        return coefficients
+
+    coefficients, held_out = solved(np.ones(len(rows), dtype=bool)), np.empty(len(rows))
+    for group in set(groups):
+        is_held = np.array([own == group for own in groups])
+        held_out[is_held] = (columns @ solved(~is_held) + others)[is_held]
+    constant, block_s, slowness = coefficients
+    # The error of a step is that of its adapters alone, as nothing else is predicted here.
+    ours = columns[:, 1:] @ coefficients[1:]
+    logs = np.log(np.maximum(ours + measured - (columns @ coefficients + others), 1e-6) / ours)[ours > _MIN_SHARE * measured]
     low, middle, high = np.quantile(logs, (0.1, 0.5, 0.9)).tolist()
-    residuals = Residuals(num_rows=len(rows), p10=low, p50=middle, p90=high)
     fit = FamilyFit(
         overhead_s=_OVERHEAD_S,
         overhead_per_item_s=float(block_s),
-        memory_fraction=min(1.0, 1 / slowness) if slowness else 1.0,
-        residuals=residuals,
+        memory_fraction=min(1.0, float(1 / slowness)),
+        residuals=Residuals(num_rows=len(logs), p10=low, p50=middle, p90=high),
     )
-    return fit, [(row["run"], *pair) for row, *pair in zip(rows, predicted.tolist(), measured.tolist(), strict=True)]
+    print(f"besides adapters {constant * 1e3:.2f} ms a step, and what the device's bandwidth makes of weights and KV")
+    predicted = columns @ coefficients + others
+    values = zip(predicted.tolist(), held_out.tolist(), measured.tolist(), strict=True)
+    return StepsFit(fit, [(row["run"], *value) for row, value in zip(rows, values, strict=True)])
 
 
 def fit_loads() -> tuple[float, float, float]:
@@ -113,8 +137,11 @@ def main() -> None:
     copy_s, file_s, file_bytes_per_s = fit_loads()
     print(f"{kernels.overhead_per_item_s * 1e9:.3g} ns a thread block, {kernels.memory_fraction:.3g} of the bandwidth")
     print(f"{copy_s * 1e6:.3g} us a matrix, {file_s * 1e3:.3g} ms a file, {file_bytes_per_s / 1e9:.3g} GB/s")
-    for run, predicted, measured in steps:
-        print(f"{run}: {predicted * 1e3:.2f} ms, measured {measured * 1e3:.2f} ms ({predicted / measured - 1:+.1%})")
+    for run, predicted, held_out, measured in steps:
+        errors = f"{predicted / measured - 1:+.1%}, held out {held_out / measured - 1:+.1%}"
+        print(f"{run}: {predicted * 1e3:.2f} ms, measured {measured * 1e3:.2f} ms ({errors})")
+    mean = np.mean([abs(held_out / measured - 1) for _, _, held_out, measured in steps])
+    print(f"mean error of runs whose model and rank are held out: {mean:.1%}")
     print("KV blocks: {} more, measured {}".format(*_blocks()))
     if parser.parse_args().write:
         about: dict[str, Any] = {
