@@ -1,11 +1,11 @@
-"""Fits what LoRA adapters cost steps and loads to published runs, and says how well: hardware_specs/calibrations/adapters.yaml.
+"""Fits what LoRA adapters cost steps and loads to published runs (hardware_specs/calibrations/adapters.yaml).
 
     python benchmarks/adapters.py           # prints the fit and its errors; --write keeps it
 
-Of each run the median gap between tokens is a step that decodes; batch and adapters follow from the run's rates (Little's
-law; requests name adapters at 0.1, 0.05 and 0.025 a second). What a step takes besides adapters is one constant, as the
-device's bandwidth is not published (assumed: 2.0 TB/s, of which only the bytes of adapters are counted), and what its keys
-and values take. Loads: copies of the matrices to a slot, and reading a file that is in the host's file cache.
+Of each run the median gap between tokens is a step that decodes; batch and adapters follow from the run's rates
+(Little's law). What a step takes besides adapters is the weights and KV at the device's bandwidth, which is not
+published (2.0 TB/s assumed), and one constant. A run is also predicted by a fit without all runs of its model and rank.
+Loads: copies of the matrices to a slot, and reading a file that is in the host's file cache.
 """
 
 __all__ = ["fit_loads", "fit_steps"]
@@ -34,7 +34,9 @@ from perfmodel.specs import load_hardware, load_scenario
 _HERE = Path(__file__).resolve().parents[1] / "measurements" / "adapters"
 _BANDWIDTH_BYTES_PER_S = 2.0e12  # of the H100 with 64 GB [assumed]
 _MIN_SHARE = 0.15  # of a step, from which on the error of its adapters is told from that of the rest
-_OVERHEAD_S = 2.3e-6  # of a kernel in a CUDA graph, as of elementwise ones of h100-sxm-80gb@vllm; the constant has the rest
+_OVERHEAD_S = 2.3e-6  # of a kernel in a CUDA graph, as of elementwise ones in h100-sxm-80gb@vllm
+    2.3e-6  # of a kernel in a CUDA graph, as of elementwise ones of h100-sxm-80gb@vllm; the constant has the rest
+)
 
 
 def _rows(name: str) -> list[dict[str, str]]:
@@ -74,7 +76,10 @@ def fit_steps() -> StepsFit:
     others, blocks, moved = np.array([_features(row) for row in rows]).T
     others *= load_hardware("h100-sxm-80gb").memory_bandwidth / _BANDWIDTH_BYTES_PER_S
     measured = np.array([float(row["median_itl_ms"]) / 1e3 for row in rows])
-    columns, groups = np.stack([np.ones(len(rows)), blocks, moved], axis=1), [(row["model"], row["rank"]) for row in rows]
+    columns, groups = (
+        np.stack([np.ones(len(rows)), blocks, moved], axis=1),
+        [(row["model"], row["rank"]) for row in rows],
+    )
 
     def solved(is_kept: NDArray[np.bool_]) -> NDArray[np.float64]:
         coefficients, _ = nnls((columns / measured[:, None])[is_kept], (1 - others / measured)[is_kept])
@@ -87,7 +92,9 @@ def fit_steps() -> StepsFit:
     constant, block_s, slowness = coefficients
     # The error of a step is that of its adapters alone, as nothing else is predicted here.
     ours = columns[:, 1:] @ coefficients[1:]
-    logs = np.log(np.maximum(ours + measured - (columns @ coefficients + others), 1e-6) / ours)[ours > _MIN_SHARE * measured]
+    logs = np.log(np.maximum(ours + measured - (columns @ coefficients + others), 1e-6) / ours)[
+        ours > _MIN_SHARE * measured
+    ]
     low, middle, high = np.quantile(logs, (0.1, 0.5, 0.9)).tolist()
     fit = FamilyFit(
         overhead_s=_OVERHEAD_S,
@@ -145,7 +152,7 @@ def main() -> None:
     print("KV blocks: {} more, measured {}".format(*_blocks()))
     if parser.parse_args().write:
         about: dict[str, Any] = {
-            "source": f"{len(steps)} runs and 12 loads published by FerranAgulloLopez/GPULLMAdapterOptimization (Apache-2.0)",
+            "source": f"{len(steps)} runs and 12 loads of FerranAgulloLopez/GPULLMAdapterOptimization (Apache-2.0)",
             "date": datetime.datetime.now(datetime.UTC).date(),
             "command": "python benchmarks/adapters.py --write",
         }

@@ -42,7 +42,7 @@ class BatchShape(NamedTuple):
     decode_tokens:   query tokens of all decodes, verified ones included; 0: one each
     drafting:        decodes that draft at least 1, 2 ... deep (pipelined: for the next round)
     num_draft_tokens: drafted tokens to verify, counted in `group_tokens` only; `verified` adds them
-    num_adapters:    LoRA adapters that the step's requests name, -1: as many as the traffic has on average (`AdapterMix`)
+    num_adapters:    LoRA adapters that the step's requests name; -1: as many as on average (`AdapterMix`)
     adapter_tokens:  query tokens of these requests"""
 
     num_tokens: int

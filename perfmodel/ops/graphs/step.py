@@ -119,7 +119,8 @@ def build_graph(
 
     sampling: "greedy", "top_p", ...; "default": the model's generation config; bytes_per_logit: overrides the method's
     traffic; routing: expert load of the slowest rank; spread: of decode contexts (default: equal); part: some layers on
-    one pipeline stage (default: all); hardware: decides in which format weight-only kernels multiply; adapters: that requests name"""
+    one pipeline stage (default: all); hardware: decides in which format weight-only kernels multiply; adapters: that
+    requests name"""
     engine = engine or EngineSpec()
     model = served_model(model, engine, hardware)
     is_plain = engine.enforce_eager and not engine.fused_kernels
