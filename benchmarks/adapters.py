@@ -35,8 +35,6 @@ _HERE = Path(__file__).resolve().parents[1] / "measurements" / "adapters"
 _BANDWIDTH_BYTES_PER_S = 2.0e12  # of the H100 with 64 GB [assumed]
 _MIN_SHARE = 0.15  # of a step, from which on the error of its adapters is told from that of the rest
 _OVERHEAD_S = 2.3e-6  # of a kernel in a CUDA graph, as of elementwise ones in h100-sxm-80gb@vllm
-    2.3e-6  # of a kernel in a CUDA graph, as of elementwise ones of h100-sxm-80gb@vllm; the constant has the rest
-)
 
 
 def _rows(name: str) -> list[dict[str, str]]:

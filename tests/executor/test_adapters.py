@@ -48,7 +48,7 @@ def logits(decoder, segments):
 @pytest.mark.parametrize("model", [MODELS["gqa"], BIASED], ids=["gated", "biased"])
 @pytest.mark.parametrize("modules", [LINEAR, ("qkv_proj",), ("o_proj", "down_proj")], ids=len)
 def test_each_request_has_the_logits_of_its_merged_weights(model, modules):
-    """Four requests in one step, one without an adapter: rows are grouped by adapter, in another order than they come."""
+    """Four requests in one step, one without an adapter: rows are grouped by adapter, whatever order they come in."""
     decoder = load_decoder(model, engine(lora_target_modules=modules), seed=3, num_adapters=3)
     blocks = {adapter: (2 * place, 2 * place + 1) for place, adapter in enumerate(PROMPTS)}
     together = logits(decoder, [TokenSegment(p, 0, blocks[a], adapter=a) for a, p in PROMPTS.items()])
