@@ -1,6 +1,6 @@
 """`simulate`: run a scenario on the simulated clock."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,7 +83,7 @@ def simulate(
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
     mean_step_s = collector.busy_ticks / TICKS_PER_S / collector.num_steps
     notes = (*workload_notes(workload), *eager_notes(cluster.pools[-1].scenario, mean_step_s))
-    notes = (*notes, *run_notes(scenario, used, requests, collector.num_steps))
+    notes = (*notes, *run_notes(scenario, used, requests, collector.num_steps), *_adapter_notes(cluster))
     if intervals and len(requests) and ensemble is None:
         notes = (
             *notes,
@@ -92,6 +92,17 @@ def simulate(
         )
     steps = collector.steps()
     return RunResult(scenario, "simulated", summary, requests, steps, num_blocks, notes, ensemble, calibration, profile)
+
+
+def _adapter_notes(cluster: Cluster) -> Iterator[str]:
+    schedulers = [engine.loop.scheduler for engine in cluster.engines]
+    loads = [own.adapters.num_loads for own in schedulers if own.adapters is not None]
+    from_host, from_disk = (sum(counts) for counts in zip(*loads, strict=True)) if loads else (0, 0)
+    if from_host or from_disk:
+        yield (
+            f"Steps waited for {from_host + from_disk:,} loads of LoRA adapters, {from_disk:,} of them from the disk; "
+            f"more slots (engine.max_loras) or host memory (engine.max_cpu_loras) make them fewer."
+        )
 
 
 def entrance_of(scenario: Scenario) -> Scenario:

@@ -210,6 +210,7 @@ class TrafficClass(Spec):
 class Adapters(CheckedSpec):
     """LoRA adapters that requests name; all turns of a conversation name the same one.
 
+    count:  of different adapters
     zipf:   popularity falls with an adapter's number n as n^-zipf; 0: all are as popular
     shares: popularity of each, in any unit, instead
     share:  of the requests (or conversations) that name one; the others ask the model itself
@@ -257,7 +258,7 @@ class Traffic(CheckedSpec):
     trace: Trace | None = None
     priorities: tuple[NonNegativeInt, ...] = ()  # drawn uniformly; lower is served first
     classes: tuple[TrafficClass, ...] = ()  # shares add up to 1; the summary has each
-    adapters: Adapters | None = None
+    adapters: Adapters | None = None  # LoRA adapters that requests name
 
     @model_validator(mode="before")
     @classmethod

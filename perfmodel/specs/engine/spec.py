@@ -170,14 +170,11 @@ class EngineSpec(VariantSpec):
     fused_kernels: bool = True
     inference_mode: bool = True  # no gradients: activations are dropped at once; costs memory, not time, without
     speculative_config: SpeculativeConfig | None = None
-    # LoRA adapters beside the model (vLLM): slots on each device, which is the most that a step has; adapters in the
-    # host's memory (None: as many); the rank of a slot; modules that have them (None: all linear ones, with embedding
-    # and LM head). Which adapters requests name: `traffic.adapters`
-    enable_lora: bool = False
-    max_loras: PositiveInt = 1
-    max_cpu_loras: PositiveInt | None = None
-    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16
-    lora_target_modules: tuple[LoraModule, ...] | None = None
+    enable_lora: bool = False  # requests name LoRA adapters (`traffic.adapters`)
+    max_loras: PositiveInt = 1  # slots for adapters on each device, as many as one step may have
+    max_cpu_loras: PositiveInt | None = None  # adapters in the host's memory, those in slots, too; None: `max_loras`
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16  # of a slot, whatever an adapter's own is
+    lora_target_modules: tuple[LoraModule, ...] | None = None  # that have adapters; None: all, with embedding and head
 
     @property
     def num_host_adapters(self) -> int:
