@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from perfmodel.cost import step_costs
-from perfmodel.cost.calibrations.adapters import AdapterFits, load_adapter_fits
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.kernel_models.roofline import FamilyFit
-from perfmodel.cost.memory.adapters import slot_bytes, targets_of
+from perfmodel.cost.memory.adapters import AdapterFits, load_adapter_fits, slot_bytes, targets_of
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import save_fitted
 from perfmodel.ops.sharding import Sharding

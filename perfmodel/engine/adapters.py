@@ -17,7 +17,7 @@ from perfmodel.engine.request import Request
 
 
 class AdapterSlots:
-    """Slots and the host's memory under `limits`, and what plans make of them. num_loads: (from host, from disk)"""
+    """Slots and the host's memory under `limits`; num_loads: so far, num_from_disk of them from the disk."""
 
     def __init__(self, limits: AdapterLimits) -> None:
         self._limits = limits
@@ -26,7 +26,7 @@ class AdapterSlots:
         self._last: tuple[list[Request], int, int] | None = None  # decodes of a plan without chunks, and its counts
         for adapter in range(limits.num_adapters):
             self._take(adapter)
-        self.num_loads = 0, 0
+        self.num_loads = self.num_from_disk = 0
 
     def scheduled(self, plan: StepPlan, members: Iterable[Request]) -> set[int]:
         """Adapters of the running requests that `plan` grants tokens so far; `members`: of its cohort."""
@@ -55,7 +55,8 @@ class AdapterSlots:
         self._last = None if plan.chunks else (decodes, plan.num_adapters, plan.num_adapter_tokens)
         if any(loads):
             plan.adapter_loads = loads.count("host"), loads.count("disk")
-            self.num_loads = self.num_loads[0] + plan.adapter_loads[0], self.num_loads[1] + plan.adapter_loads[1]
+            self.num_loads += sum(plan.adapter_loads)
+            self.num_from_disk += loads.count("disk")
 
     def _take(self, adapter: int) -> str:
         """Take `adapter` to a slot; return from where, empty if it was there."""

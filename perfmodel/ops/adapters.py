@@ -109,7 +109,8 @@ def adapter_nodes(targets: Iterable[AdapterTarget], context: LayerContext) -> li
     mix, dtype = context.adapters, context.dtype
     if mix is None or not mix.chances:
         return []
-    products = [product for target in targets if mix.has(target.name) for product in _products(target, mix, dtype)]
+    adapted = [target for target in targets if mix.modules is None or target.name in mix.modules]
+    products = [product for target in adapted for product in _products(target, mix, dtype)]
     return [OperatorNode(own.name, 1, Depends.ADAPTERS, partial(_work, own, mix, dtype)) for own in products]
 
 

@@ -119,10 +119,6 @@ class AdapterMix(NamedTuple):
     chances: tuple[float, ...]
     is_grouped: bool
 
-    def has(self, module: str) -> bool:
-        """Whether adapters change `module`."""
-        return self.modules is None or module in self.modules
-
     def of(self, shape: BatchShape) -> tuple[float, float]:
         """(adapters, their tokens) of a step; where the shape leaves them open, of n sequences in expectation
 

@@ -95,14 +95,11 @@ def simulate(
 
 
 def _adapter_notes(cluster: Cluster) -> Iterator[str]:
-    schedulers = [engine.loop.scheduler for engine in cluster.engines]
-    loads = [own.adapters.num_loads for own in schedulers if own.adapters is not None]
-    from_host, from_disk = (sum(counts) for counts in zip(*loads, strict=True)) if loads else (0, 0)
-    if from_host or from_disk:
-        yield (
-            f"Steps waited for {from_host + from_disk:,} loads of LoRA adapters, {from_disk:,} of them from the disk; "
-            f"more slots (engine.max_loras) or host memory (engine.max_cpu_loras) make them fewer."
-        )
+    slots = [own for engine in cluster.engines if (own := engine.loop.scheduler.adapters) is not None]
+    num_loads, from_disk = sum(own.num_loads for own in slots), sum(own.num_from_disk for own in slots)
+    if num_loads:
+        of_disk = f"{from_disk:,} of them from the disk; raise engine.max_loras or engine.max_cpu_loras for fewer."
+        yield f"Steps waited for {num_loads:,} loads of LoRA adapters, {of_disk}"
 
 
 def entrance_of(scenario: Scenario) -> Scenario:

@@ -10,7 +10,11 @@ vllm/lora/layers (`create_lora_weights`, `set_lora`), vllm/v1/worker/lora_model_
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perfmodel.cost.calibrations.adapters import load_adapter_fits
+from pydantic import Field
+
+from perfmodel.cost.kernel_models.roofline import FamilyFit
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.fitted import CommittedFits, load_fitted
 from perfmodel.models.architecture import Layer
 from perfmodel.models.number_formats import bytes_per_weight
 from perfmodel.models.spec import ModelSpec
@@ -20,6 +24,21 @@ from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import GivenLink
 from perfmodel.specs.scenario import Scenario
+
+
+class AdapterFits(CommittedFits):
+    """kernels: vLLM's, an item being a thread block; copy_s: of a matrix to a slot; file_s, file_bytes_per_s: to read an
+    adapter and to make it ready in the host's memory"""
+
+    kernels: FamilyFit
+    copy_s: float = Field(ge=1e-7, le=1e-3)
+    file_s: float = Field(ge=0, le=1)
+    file_bytes_per_s: float = Field(ge=1e7, le=1e11)
+
+
+def load_adapter_fits() -> AdapterFits:
+    """The committed fits. Raises SpecError for a file that is missing or malformed."""
+    return load_fitted(AdapterFits, data_dir("calibrations") / "adapters.yaml")
 
 
 class AdapterLoad(NamedTuple):

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from perfmodel.cost.calibrations.adapters import load_adapter_fits
 from perfmodel.cost.calibrations.backends import engine_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, profile_of
 from perfmodel.cost.calibrations.for_all import routing_of
+from perfmodel.cost.memory.adapters import load_adapter_fits
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.cost_model import StepCostModel
 from perfmodel.cost.steps.explain import StepEstimate

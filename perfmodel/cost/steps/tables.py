@@ -90,13 +90,9 @@ def _groups_of(graph: StepGraph) -> tuple[OperatorGroup, ...]:
         OperatorGroup(Depends.PREFILL, attrgetter("prefills"), lambda prefills: BatchShape(0, 0, prefills), False),
     )
     if graph.adapters is not None:
-        every += (OperatorGroup(Depends.ADAPTERS, graph.adapters.key, _shape_of_adapters, True),)
+        of_key = lambda key: BatchShape(*key[2:], num_adapters=key[0], adapter_tokens=key[1])  # noqa: E731
+        every += (OperatorGroup(Depends.ADAPTERS, graph.adapters.key, of_key, True),)
     return tuple(group for group in every if graph.by_depends[group.depends])
-
-
-def _shape_of_adapters(key: Any) -> BatchShape:
-    num_adapters, num_tokens, tokens, samples = key
-    return BatchShape(tokens, samples, num_adapters=num_adapters, adapter_tokens=num_tokens)
 
 
 class StepCost(NamedTuple):

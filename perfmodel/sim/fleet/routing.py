@@ -138,10 +138,6 @@ def _beginning(request: Request, block_size: int) -> Hashable | None:
     return request.block_hashes[0] if request.block_hashes and request.num_prompt_tokens >= block_size else None
 
 
-def _adapter(request: Request, block_size: int) -> Hashable | None:
-    return request.adapter
-
-
 class Affinity(Router[T]):
     """Requests with the same key share a target; those without one go to the least loaded target.
 
@@ -221,7 +217,7 @@ ROUTERS: dict[str, Callable[..., Router[Any]]] = {
     # KV blocks in the prompts of its requests: a router does not know answer lengths when it routes.
     "least_kv": partial(LeastLoaded, "num_prompt_blocks"),
     "least_outstanding": partial(LeastLoaded, "num_outstanding"),
-    "lora_affinity": partial(Affinity, _adapter),
+    "lora_affinity": partial(Affinity, lambda request, _: request.adapter),
     "power_of_two": PowerOfTwo,
     "prefix_affinity": partial(Affinity, _beginning),
     "random": RandomChoice,

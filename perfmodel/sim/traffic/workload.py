@@ -165,7 +165,10 @@ class Workload:
         length = draft.num_source_tokens or draft.num_prompt_tokens
         self.num_clipped += self._is_clipped and length >= self._longest_prompt
         arrival = round((draft.arrival_s or 0.0) * TICKS_PER_S)
-        adapter = None if self._adapters is None else self._adapter(self._adapters, number, draft.session)
+        adapter = None
+        if self._adapters is not None and self.traffic.adapters is not None:
+            adapter = self._adapters.of(number if draft.session is None else crc32(repr(draft.session).encode()))
+            adapter = adapter if adapter < self.traffic.adapters.count else None
         contents = draft.block_hashes if adapter is None else tuple([(adapter, block) for block in draft.block_hashes])
         request = Request(number, arrival, draft.num_prompt_tokens, outputs, contents, draft.priority)
         request.adapter = adapter
@@ -174,12 +177,6 @@ class Workload:
         request.num_source_tokens = draft.num_source_tokens
         request.session, request.turn = draft.session, draft.turn
         return request
-
-    def _adapter(self, shares: distributions.Shares, number: int, session: Hashable | None) -> int | None:
-        """The adapter of request `number`, or of its conversation; None: the model itself."""
-        drawn = shares.of(number if session is None else crc32(repr(session).encode()))
-        assert self.traffic.adapters is not None
-        return drawn if drawn < self.traffic.adapters.count else None
 
     def refuses(self, request: Request | RequestDraft) -> bool:
         """Whether the prompt leaves no room for an answer."""

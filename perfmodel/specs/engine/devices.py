@@ -2,7 +2,7 @@
 lengths). `load_scenario` and so every command asks here, so all refuse alike."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from perfmodel.errors import SpecError, UnsupportedError
 from perfmodel.models.architecture import Attention, LatentAttention, MoEFFN
@@ -10,7 +10,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.architectures import find_architecture
 from perfmodel.specs.engine.description import EngineDefaults, EngineFacts, StepBudget, Use, backend_of
 from perfmodel.specs.engine.formats import refuse_formats
-from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.spec import EngineSpec, LoraModule
 from perfmodel.specs.hardware import HardwareSpec
 
 _ON_EVERY_DEVICE = ("gpu_memory_utilization", "block_size", "async_scheduling", "ubatch_size", "attention")
@@ -248,26 +248,23 @@ _MAX_LORA_VOCABULARY = 258_048  # vllm/lora/layers/logits_processor.py
 
 def _adapter_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
     """(field, reason, sentence) for engines and layers whose LoRA adapters are not described."""
-    if engine.rules.serves_adapters == "no":
-        sentence = f"got true, and adapters of {engine.described.label} are not described; set profile to vllm"
-        yield "enable_lora", "the engine's adapters are not described", sentence
-    modules = engine.lora_target_modules or ("qkv_proj", "gate_up_proj", "lm_head")
-    attends, multiplies = {"qkv_proj", "o_proj"} & set(modules), {"gate_up_proj", "down_proj"} & set(modules)
-    has_other_mixers = any(not isinstance(layer.mixer, Attention | None) for layer, _ in model.layers)
-    has_experts = any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
-    if (attends and has_other_mixers) or (multiplies and has_experts) or model.exits is not None:
-        what = "experts" if multiplies and has_experts else "layers other than softmax attention, or early exit,"
-        sentence = (
-            f"got true, and adapters of {what} are not modelled, which {model.name} has; name others in "
-            f"lora_target_modules, as in [qkv_proj, o_proj], or leave it out"
-        )
-        yield "enable_lora", "adapters of layers that are not modelled", sentence
-    if {"lm_head", "embed_tokens"} & set(modules) and model.vocab_size > _MAX_LORA_VOCABULARY:
-        sentence = (
-            f"got true, and the engine serves adapters of vocabularies up to {_MAX_LORA_VOCABULARY:,} tokens; "
-            f"{model.name} has {model.vocab_size:,}: name other modules in lora_target_modules"
-        )
-        yield "enable_lora", "a vocabulary too large for adapters", sentence
+    modules, layers = set(engine.lora_target_modules or get_args(LoraModule)), [layer for layer, _ in model.layers]
+    is_mixed = bool(modules & {"qkv_proj", "o_proj"}) and any(not isinstance(x.mixer, Attention | None) for x in layers)
+    has_experts = bool(modules & {"gate_up_proj", "down_proj"}) and any(isinstance(x.ffn, MoEFFN) for x in layers)
+    is_wide = bool(modules & {"embed_tokens", "lm_head"}) and model.vocab_size > _MAX_LORA_VOCABULARY
+    way_out = f"which {model.name} has; name others in lora_target_modules, as in [qkv_proj, o_proj], or leave it out"
+    cases = {
+        f"adapters of {engine.described.label} are not described; set profile to vllm": engine.rules.serves_adapters
+        == "no",
+        f"adapters of experts are not modelled, {way_out}": has_experts,
+        f"adapters of other layers than softmax attention are not modelled, {way_out}": is_mixed,
+        f"adapters are not modelled with early exit, which {model.name} has; leave it out": model.exits is not None,
+        f"it serves them for vocabularies up to {_MAX_LORA_VOCABULARY:,} tokens, and {model.name} has "
+        f"{model.vocab_size:,}; name linear layers in lora_target_modules": is_wide,
+    }
+    for sentence, applies in cases.items():
+        if applies:
+            yield "enable_lora", "LoRA adapters that are not modelled", f"got true, and {sentence}"
 
 
 def _listed(values: Iterable[int]) -> str:

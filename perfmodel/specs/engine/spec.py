@@ -304,12 +304,8 @@ class EngineSpec(VariantSpec):
                 f"got max_cpu_loras={self.max_cpu_loras}; expected at least max_loras={self.max_loras}, as adapters in "
                 f"slots are in the host's memory, too"
             )
-        others = {
-            "speculative_config": self.speculative_config is not None,
-            "pipeline_parallel_size": self.pipeline_parallel_size > 1,
-            "n_gpu_layers": self.n_gpu_layers is not None,
-        }
-        other = next((name for name, is_given in others.items() if is_given), None)
+        others = ("speculative_config", "pipeline_parallel_size", "n_gpu_layers")
+        other = next((name for name in others if self._is_given(name)), None)
         if self.enable_lora and other is not None:
             yield f"got enable_lora with {other}, which are not modelled together; leave one of them out"
 
