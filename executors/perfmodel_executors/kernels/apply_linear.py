@@ -25,7 +25,9 @@ OPERATORS: Mapping[tuple[type, bool], str] = {
 }
 
 
-def apply_linear(kernels: Kernels, x_TC: Tensor, weight: Weight, bias_D: Tensor | None = None) -> Tensor:
+def apply_linear(
+    kernels: Kernels, x_TC: Tensor, weight: Weight | AdaptedWeight, bias_D: Tensor | None = None
+) -> Tensor:
     if isinstance(weight, Tensor):
         product_TD: Tensor = kernels.linear(x_TC, weight, bias_D)
         return product_TD

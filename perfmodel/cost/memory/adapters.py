@@ -27,7 +27,7 @@ from perfmodel.specs.scenario import Scenario
 
 
 class AdapterFits(CommittedFits):
-    """kernels: vLLM's, an item being a thread block; copy_s: of a matrix to a slot; file_s, file_bytes_per_s: to read an
+    """kernels: vLLM's, an item is a thread block; copy_s: of a matrix to a slot; file_s, file_bytes_per_s: to read an
     adapter and to make it ready in the host's memory"""
 
     kernels: FamilyFit
