@@ -23,6 +23,7 @@ import torch
 from vllm import __version__
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -66,6 +67,8 @@ _ARGUMENTS = (
     "scheduler_reserve_full_isl",
     "async_scheduling",
     "pipeline_parallel_size",
+    "enable_lora",
+    "max_loras",
 )
 
 
@@ -146,6 +149,10 @@ def prompt_of(number: int, recorded: dict[str, Any]) -> list[int]:
     return common + [20100 + (number * 104729 + place * 17) % 11000 for place in range(shared, recorded["prompt"])]
 
 
+def _adapter(number: int | None) -> LoRARequest | None:
+    return None if number is None else LoRARequest(f"adapter {number}", number + 1, "/nowhere")
+
+
 class _Case:
     """One workload on its way through a scheduler of vLLM's."""
 
@@ -178,6 +185,7 @@ class _Case:
             arrival_time=float(len(self.requests)),
             priority=recorded.get("priority", 0),
             block_hasher=self.hasher,
+            lora_request=_adapter(recorded.get("adapter")),
         )
         self.requests[str(number)] = request
         self.scheduler.add_request(request)

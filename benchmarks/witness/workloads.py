@@ -20,6 +20,7 @@ FEATURES = (
     "drafters",
     "whole-prompts",
     "transfer",
+    "lora",
 )
 
 _SPECULATION = ("speculation", "async-speculation", "drafters")
@@ -53,6 +54,12 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         config["kv_role"] = rng.choice(["kv_both", "kv_both", "kv_consumer"])
         config["async_scheduling"] = rng.random() < 0.5
         _script_transfers(rng, config, requests)
+    if feature == "lora":
+        config |= {"enable_lora": True, "max_loras": rng.choice([1, 1, 2, 4]), "async_scheduling": rng.random() < 0.5}
+        count, share = config["max_loras"] + rng.choice([0, 1, 3, 12]), rng.choice([1.0, 1.0, 0.7])
+        for request in requests:
+            if rng.random() < share:
+                request["adapter"] = min(int(rng.expovariate(2 / count)), count - 1)
     if feature == "abort":
         for request in rng.sample(requests, max(1, len(requests) // 4)):
             request["abort"] = request["arrival"] + rng.randrange(0, 60)

@@ -186,7 +186,8 @@ class ExecutedBackend:
             passed = None if self.exits is None else self.exits.pass_layers(request, position)
             tokens = self.tokens.of(request)[position : position + 1]
             draws = self._drawn(request, position + 1)
-            segments.append(TokenSegment(tokens, position, table, num_layers=passed, draws=draws))
+            adapter = request.adapter
+            segments.append(TokenSegment(tokens, position, table, num_layers=passed, draws=draws, adapter=adapter))
             sampled.append((request, position + 1))
         sampling = {request.request_id for request in plan.samples}
         for request, computed, new in plan.chunks:
@@ -194,14 +195,14 @@ class ExecutedBackend:
             tokens = self.tokens.of(request)[computed : computed + new]
             draws = self._drawn(request, computed + new) if is_sampled else []
             table = plan.block_tables[request.request_id]
-            segments.append(TokenSegment(tokens, computed, table, is_sampled, draws=draws))
+            segments.append(TokenSegment(tokens, computed, table, is_sampled, draws=draws, adapter=request.adapter))
             if is_sampled:
                 sampled.append((request, computed + new))
         return segments, sampled
 
 
 def _shape(plan: StepPlan) -> tuple[Hashable, ...]:
-    return plan.num_tokens, plan.num_samples, tuple(plan.chunk_lengths)
+    return plan.num_tokens, plan.num_samples, plan.num_adapters, tuple(plan.chunk_lengths)
 
 
 class ExecutedGroup:

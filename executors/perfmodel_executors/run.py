@@ -73,7 +73,8 @@ def execute_scenario(
 
     def setup_of(pool: Scenario) -> RunnerSetup:
         num_blocks = plan_memory(pool.model, pool.hardware, pool.engine).num_kv_blocks
-        shared = (kernels, settings, scenario.routing)
+        adapters = scenario.traffic.adapters
+        shared = (kernels, settings, scenario.routing, 0 if adapters is None else adapters.count)
         return RunnerSetup(pool.model, pool.engine, num_blocks, device, scenario.seed, *shared)
 
     def on_answer(request: Request) -> None:

@@ -166,6 +166,7 @@ class RunnerSetup:
     kernels: str | None = None
     sampling: SamplingSettings | None = None
     routing: ExpertRouting = TRAINED
+    num_adapters: int = 0
 
     @property
     def backend(self) -> str:
@@ -184,7 +185,10 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
     kernels = load_kernels(setup.backend, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    decoder = load_decoder(model, engine, setup.seed, device, kernels, group, setup.sampling, setup.routing)
+    if setup.num_adapters and (group.size > 1 or group.stage.num_stages > 1):
+        raise PerfmodelError("adapters are executed on one rank; set engine.tensor_parallel_size to 1, or simulate it.")
+    own = setup.sampling, setup.routing, setup.num_adapters
+    decoder = load_decoder(model, engine, setup.seed, device, kernels, group, *own)
     # The torch definitions of some operators look at lengths on the host, which a graph cannot.
     if capture is None and device.type == "cuda" and setup.backend == "triton":
         capture = CudaCapture(device)
@@ -194,7 +198,7 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
     cache = decoder.new_cache(engine.kv_block_tokens, setup.num_blocks + 1)
     if capture is None or engine.enforce_eager:
         return StepRunner(decoder, cache)
-    check_capturable(decoder.model, engine.attention, group.experts is not None, group.num_stripes)
+    check_capturable(decoder.model, engine.attention, group.experts is not None, group.num_stripes, setup.num_adapters)
     context = engine.max_model_len or model.max_position_embeddings
     most_tokens, rules = engine.max_num_batched_tokens, engine.described.facts.graphs
     most = rules.most_with_prompts(engine.captured_tokens, most_tokens, has_latents=False, obstacles=())

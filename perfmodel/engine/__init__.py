@@ -5,6 +5,7 @@ Standard library only; knows no clock and no costs. `now` is an argument; a driv
 __all__ = [
     "DISCIPLINES",
     "POLICIES",
+    "AdapterLimits",
     "Backend",
     "BlockListener",
     "Discipline",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 from perfmodel.engine.admission import DISCIPLINES, POLICIES, Discipline
-from perfmodel.engine.config import Estimates, SchedulerConfig, Slots, Speculation
+from perfmodel.engine.config import AdapterLimits, Estimates, SchedulerConfig, Slots, Speculation
 from perfmodel.engine.estimating import EstimatingScheduler, scheduler_for
 from perfmodel.engine.grouped_blocks import GroupedKVBlocks
 from perfmodel.engine.host_blocks import HostBlocks, HostCopies

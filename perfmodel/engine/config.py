@@ -79,6 +79,16 @@ class Slots:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """LoRA adapters (vLLM's engine arguments): in slots, so in one step, and in the host's memory, those among them;
+    num_adapters: that the server is started with; see `AdapterSlots`."""
+
+    max_loras: int = 1
+    max_cpu_loras: int = 1
+    num_adapters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Names and meanings of vLLM's engine arguments; see `perfmodel.specs.EngineSpec`."""
 
@@ -120,3 +130,4 @@ class SchedulerConfig:
     max_plan_seqs: int = 0  # with several stages, sequences of one plan; 0: as many as there are
     slots: Slots | None = None  # that keep their KV (llama-server); with continuous batching, on one stage
     record_positions: bool = False  # plans carry the token positions and block tables that a backend with tensors needs
+    adapters: AdapterLimits | None = None  # requests may name LoRA adapters

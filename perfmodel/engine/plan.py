@@ -65,14 +65,17 @@ class StepPlan:
     # computed; only with `HostCopies`.
     copied_out: Sequence[tuple[int, int]]
     copied_back: Sequence[tuple[int, int]]
+    num_adapters: int  # LoRA adapters that its requests name, and the tokens of these
+    num_adapter_tokens: int
+    adapter_loads: tuple[int, int] | tuple[()]  # into slots before the step, from the host's memory and from the disk
 
     def __init__(self, index: int) -> None:
         self.index, self.is_complete = index, True
         self.decode_context = self.num_draft_tokens = self.num_accepted_tokens = self.num_padding_tokens = 0
         self.num_wasted_tokens = self.num_chunk_tokens = self.num_gaps = self.num_restored_blocks = 0
         self.num_restored_tokens = self.num_stalled = self.num_stored_blocks = self.group_tokens = 0
-        self.cohort_age = 0
-        self.decode_windowed = self.padded = self.num_accepted = self.loads = self.positions = ()
+        self.cohort_age = self.num_adapters = self.num_adapter_tokens = 0
+        self.decode_windowed = self.padded = self.num_accepted = self.loads = self.positions = self.adapter_loads = ()
         self.copied_out = self.copied_back = ()
         self.decodes, self.draft_depths, self.chunks, self.samples = [], [], [], []
         self.singles, self.resumed, self.preempted = [], [], []
@@ -92,7 +95,7 @@ class StepPlan:
     def is_plain(self) -> bool:
         """Nobody starts, resumes, is preempted or awaits a copy: all `decodes` had a token in the step before."""
         others = self.chunks or self.singles or self.resumed or self.num_stalled or self.preempted
-        return not (others or self.num_stored_blocks or self.loads)
+        return not (others or self.num_stored_blocks or self.loads or self.adapter_loads)
 
     @property
     def chunk_lengths(self) -> tuple[tuple[int, int], ...]:

@@ -79,6 +79,7 @@ class Request:
     last_token_at: int | None = None
     finished_at: int | None = None
     token_times: TokenTimes | None = None  # where the engine has a watch
+    adapter: int | None = None  # number of the LoRA adapter that it names; None: the model itself
 
     def __post_init__(self) -> None:
         self.contents = self.block_hashes
@@ -103,6 +104,7 @@ class Request:
         lengths = self.num_prompt_tokens, self.max_output_tokens
         request = Request(self.request_id, self.arrival, *lengths, self.block_hashes, self.priority)
         request.num_source_tokens, request.session, request.turn = self.num_source_tokens, self.session, self.turn
+        request.adapter = self.adapter
         return request
 
     def __repr__(self) -> str:

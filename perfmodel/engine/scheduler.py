@@ -24,6 +24,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
+from perfmodel.engine.adapters import AdapterSlots
 from perfmodel.engine.admission import DISCIPLINES, POLICIES, Reservations
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.drafting import DraftingRequests
@@ -56,6 +57,7 @@ class Scheduler:
         self._slotted: SlottedRequests | None = None
         if config.slots is not None:
             self._running = self._slotted = SlottedRequests(config, blocks, self._requeue)
+        self.adapters = None if config.adapters is None else AdapterSlots(config.adapters)
         self._num_deferred = 0  # waiting requests that lacked a slot in the last plan
         self.watch = self._running.cohort.watch = watch
         self._discipline = discipline = DISCIPLINES[config.batching]
@@ -218,6 +220,8 @@ class Scheduler:
             else:
                 budget = self._running.grant(plan, budget)
         self._sum_up(plan)
+        if self.adapters is not None:
+            self.adapters.load(plan)
         self._running.previous = plan
         self._may_admit = self.num_waiting > 0 and (not is_polled or (not admits and self.has_free_slot))
         if plan.decodes or plan.chunks:
@@ -249,10 +253,17 @@ class Scheduler:
         """Admit waiting requests in policy order until one does not fit; return how many have KV and decode."""
         blocks, config, host, num_joined = self.blocks, self.config, self.blocks.host, 0
         skipped: list[Waiting] = []
+        adapters, scheduled = self.adapters, set[int]()
+        if adapters is not None:
+            scheduled = adapters.scheduled(plan, self._running.cohort.members)
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
             key, request = self._waiting[0]
             if request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request):
                 heapq.heappop(self._waiting)  # work in flight for it must come back first
+                skipped.append(self._skip(key, request))
+                continue
+            if adapters is not None and not adapters.admits(request, scheduled):
+                heapq.heappop(self._waiting)
                 skipped.append(self._skip(key, request))
                 continue
             has_come = bool(request.num_transferred_tokens and request.block_ids) and self._take_load(request)
@@ -298,6 +309,8 @@ class Scheduler:
             num_joined += has_come and missing == 1
             budget -= missing + padding + self._running.num_input_tokens
             self._enter(request, num_ready, missing, plan, now)
+            if request.adapter is not None:
+                scheduled.add(request.adapter)
             if padding and self._drafting is not None:
                 self._drafting.pad(request, padding, plan)
             blocks.publish(request)

@@ -10,7 +10,7 @@ from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding
-from perfmodel.ops.work import BatchShape, Depends, Work
+from perfmodel.ops.work import AdapterMix, BatchShape, Depends, Work
 from perfmodel.specs.engine.description import ExpertsRow
 
 
@@ -53,6 +53,7 @@ class LayerContext:
     experts: ExpertsRow | None = None
     sparse_heads: int = 1
     formats: tuple[tuple[str, QuantizationSpec], ...] = ()  # the layer's own, by component
+    adapters: AdapterMix | None = None
 
     @property
     def hidden(self) -> int:

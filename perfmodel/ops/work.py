@@ -5,6 +5,7 @@ FLOPs, bytes per memory level and messages; `perfmodel.cost` times it."""
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from perfmodel.errors import SpecError
@@ -23,6 +24,7 @@ class Depends(Enum):
     SAMPLES = "samples"  # num_samples
     PREFILL = "prefill"  # prefills
     DECODE = "decode"  # num_decodes, decode_tokens, decode_context, decode_windowed
+    ADAPTERS = "adapters"  # num_adapters, adapter_tokens, num_tokens, num_samples
     MIXED = "mixed"  # prefills and what DECODE looks at; no work unless the step has both
 
 
@@ -39,7 +41,9 @@ class BatchShape(NamedTuple):
     group_tokens:    query tokens of all data-parallel ranks that share experts; 0: every rank has `num_tokens`
     decode_tokens:   query tokens of all decodes, verified ones included; 0: one each
     drafting:        decodes that draft at least 1, 2 ... deep (pipelined: for the next round)
-    num_draft_tokens: drafted tokens to verify, counted in `group_tokens` only; `verified` adds them"""
+    num_draft_tokens: drafted tokens to verify, counted in `group_tokens` only; `verified` adds them
+    num_adapters:    LoRA adapters that the step's requests name; -1: as many as on average (`AdapterMix`)
+    adapter_tokens:  query tokens of these requests"""
 
     num_tokens: int
     num_samples: int
@@ -51,6 +55,8 @@ class BatchShape(NamedTuple):
     decode_tokens: int = 0
     drafting: tuple[int, ...] = ()
     num_draft_tokens: int = 0
+    num_adapters: int = -1
+    adapter_tokens: int = 0
 
     @property
     def num_queries(self) -> int:
@@ -101,6 +107,38 @@ class BatchShape(NamedTuple):
         )
 
 
+class AdapterMix(NamedTuple):
+    """LoRA adapters of a device and of the traffic.
+
+    num_slots: adapters that a step may have; rank: of a slot; modules: that have them, None: all
+    chances:   how likely a request names each adapter; is_grouped: one kernel for all adapters of a step"""
+
+    num_slots: int
+    rank: int
+    modules: tuple[str, ...] | None
+    chances: tuple[float, ...]
+    is_grouped: bool
+
+    def of(self, shape: BatchShape) -> tuple[float, float]:
+        """(adapters, their tokens) of a step; where the shape leaves them open, of n sequences in expectation
+
+        D = min(slots, sum over adapters of 1 - (1 - p)^n)"""
+        if shape.num_adapters >= 0:
+            return shape.num_adapters, shape.adapter_tokens
+        count = shape.num_decodes + len(shape.prefills) or shape.num_samples
+        return min(_expected_adapters(self.chances, count), self.num_slots), shape.num_tokens * sum(self.chances)
+
+    def key(self, shape: BatchShape) -> tuple[float, ...]:
+        """The part of `shape` that determines the adapters' work; empty without any."""
+        num_adapters, num_tokens = self.of(shape)
+        return (num_adapters, num_tokens, shape.num_tokens, shape.num_samples) if num_adapters else ()
+
+
+@lru_cache(4096)
+def _expected_adapters(chances: tuple[float, ...], count: int) -> float:
+    return sum(1.0 - (1.0 - chance) ** count for chance in chances)
+
+
 def windowed_contexts(num_seqs: int, context: int, spans: tuple[int, ...]) -> tuple[int, ...]:
     """`BatchShape.decode_windowed` of `num_seqs` equally long sequences with `context` tokens in all."""
     return tuple([_within(context, num_seqs, span) for span in spans])
@@ -132,7 +170,7 @@ class Work:
     name:       "qkv_proj", "flash_prefill", "all_reduce"; several nodes may share a family
     family:     selects achieved fractions: gemm | attention_prefill | attention_decode | attention_sparse | moe | scan
     |
-                elementwise | sampling | embedding | collective
+                elementwise | lora | sampling | embedding | collective
     flops:      floating-point operations (a multiply-add is two)
     rate:       dtype of the peak rate, a key of `peak_flops_per_s` (bf16, fp8, int8, ...)
     format:     selects kernels beyond the rate: a number format (fp8_block, int4_wo), or several queries (verify)

@@ -1,6 +1,6 @@
 """`simulate`: run a scenario on the simulated clock."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,7 +83,7 @@ def simulate(
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
     mean_step_s = collector.busy_ticks / TICKS_PER_S / collector.num_steps
     notes = (*workload_notes(workload), *eager_notes(cluster.pools[-1].scenario, mean_step_s))
-    notes = (*notes, *run_notes(scenario, used, requests, collector.num_steps))
+    notes = (*notes, *run_notes(scenario, used, requests, collector.num_steps), *_adapter_notes(cluster))
     if intervals and len(requests) and ensemble is None:
         notes = (
             *notes,
@@ -92,6 +92,14 @@ def simulate(
         )
     steps = collector.steps()
     return RunResult(scenario, "simulated", summary, requests, steps, num_blocks, notes, ensemble, calibration, profile)
+
+
+def _adapter_notes(cluster: Cluster) -> Iterator[str]:
+    slots = [own for engine in cluster.engines if (own := engine.loop.scheduler.adapters) is not None]
+    num_loads, from_disk = sum(own.num_loads for own in slots), sum(own.num_from_disk for own in slots)
+    if num_loads:
+        of_disk = f"{from_disk:,} of them from the disk; raise engine.max_loras or engine.max_cpu_loras for fewer."
+        yield f"Steps waited for {num_loads:,} loads of LoRA adapters, {of_disk}"
 
 
 def entrance_of(scenario: Scenario) -> Scenario:

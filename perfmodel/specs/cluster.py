@@ -12,9 +12,8 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import GivenLink, HardwareSpec, NetworkSpec
 
-RouterName = Literal[
-    "round_robin", "random", "power_of_two", "least_outstanding", "least_kv", "prefix_affinity", "session_affinity"
-]
+_Affinity = Literal["prefix_affinity", "session_affinity", "lora_affinity"]
+RouterName = Literal["round_robin", "random", "power_of_two", "least_outstanding", "least_kv", _Affinity]
 
 
 class AutoscalingSpec(CheckedSpec):

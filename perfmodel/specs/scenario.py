@@ -111,6 +111,7 @@ class Scenario(CheckedSpec):
             engine, hardware, model = pool.engine, pool.hardware or self.hardware, pool.model or self.model
             if engine.kv_offload is not None:
                 engine.kv_offload.link_of(hardware)
+            yield from self._conflicts_of_adapters(pool)
             if pool.role != "unified":
                 if engine.speculative_config is not None:
                     yield (
@@ -138,6 +139,18 @@ class Scenario(CheckedSpec):
                 f"each has its own queue and KV blocks: simulate a slice, a tenth of the replicas under a tenth of the "
                 f"traffic"
             )
+
+    def _conflicts_of_adapters(self, pool: PoolSpec) -> Iterator[str]:
+        engine, adapters = pool.engine, self.traffic.adapters
+        if adapters is not None and not engine.enable_lora:
+            yield "got traffic.adapters without engine.enable_lora; set that, or leave the adapters out"
+        if adapters is not None and (adapters.rank or 0) > engine.max_lora_rank:
+            yield (
+                f"got traffic.adapters.rank={adapters.rank}; expected at most "
+                f"engine.max_lora_rank={engine.max_lora_rank}, the rank of a slot"
+            )
+        if engine.enable_lora and pool.role != "unified":
+            yield "got enable_lora in prefill and decode pools; only unified engines have it"
 
     def _differing_kv_formats(self, deployment: PoolGroup) -> Iterator[str]:
         """All pools of a deployment have one model and KV format; traffic splits may differ."""

@@ -207,6 +207,35 @@ class TrafficClass(Spec):
         return slo
 
 
+class Adapters(CheckedSpec):
+    """LoRA adapters that requests name; all turns of a conversation name the same one.
+
+    count:  of different adapters
+    zipf:   popularity falls with an adapter's number n as n^-zipf; 0: all are as popular
+    shares: popularity of each, in any unit, instead
+    share:  of the requests (or conversations) that name one; the others ask the model itself
+    rank:   of each adapter, which is what loading it takes; None: `engine.max_lora_rank`"""
+
+    count: PositiveInt
+    zipf: NonNegativeFloat = 0.0
+    shares: tuple[PositiveFloat, ...] = ()
+    share: float = Field(default=1.0, gt=0, le=1)
+    rank: PositiveInt | None = None
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.shares and len(self.shares) != self.count:
+            yield f"got {len(self.shares)} shares for count={self.count}; expected one for each adapter"
+        if self.shares and self.zipf:
+            yield "got zipf beside shares, which say the popularity of each adapter; leave one of them out"
+
+    @property
+    def chances(self) -> tuple[float, ...]:
+        """How likely a request names each adapter; they add up to `share`."""
+        weights = self.shares or tuple(number**-self.zipf for number in range(1, self.count + 1))
+        total = sum(weights)
+        return tuple(self.share * weight / total for weight in weights)
+
+
 class Traffic(CheckedSpec):
     """What arrives. Lengths come from the distributions, or from the trace.
 
@@ -229,6 +258,7 @@ class Traffic(CheckedSpec):
     trace: Trace | None = None
     priorities: tuple[NonNegativeInt, ...] = ()  # drawn uniformly; lower is served first
     classes: tuple[TrafficClass, ...] = ()  # shares add up to 1; the summary has each
+    adapters: Adapters | None = None  # LoRA adapters that requests name
 
     @model_validator(mode="before")
     @classmethod

@@ -63,7 +63,9 @@ USED_BY_ALL = {
     "EngineSpec.flash_attn_version",
     "EngineSpec.float32_matmul_precision",
     "EngineSpec.kv_cache",  # with sentences of its own: `kv_tiers`, `kv_eviction` and others need pages
+    "EngineSpec.lora_target_modules",
     "EngineSpec.mamba_ssm_cache_dtype",
+    "EngineSpec.max_lora_rank",
     "EngineSpec.quantization_group_size",
     "EngineSpec.reserve_output",
     "EngineSpec.scheduling_policy",

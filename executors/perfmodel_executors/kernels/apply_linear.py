@@ -7,7 +7,7 @@ from torch import Tensor
 
 from perfmodel_executors.kernels import weight_formats as formats
 from perfmodel_executors.kernels.dispatch import Kernels
-from perfmodel_executors.kernels.weight_formats import Int8Weight, LowRankWeight, RowsWeight, Weight
+from perfmodel_executors.kernels.weight_formats import AdaptedWeight, Int8Weight, LowRankWeight, RowsWeight, Weight
 
 # (type of the weight, whether activations are quantised for it) -> operator
 OPERATORS: Mapping[tuple[type, bool], str] = {
@@ -25,7 +25,9 @@ OPERATORS: Mapping[tuple[type, bool], str] = {
 }
 
 
-def apply_linear(kernels: Kernels, x_TC: Tensor, weight: Weight, bias_D: Tensor | None = None) -> Tensor:
+def apply_linear(
+    kernels: Kernels, x_TC: Tensor, weight: Weight | AdaptedWeight, bias_D: Tensor | None = None
+) -> Tensor:
     if isinstance(weight, Tensor):
         product_TD: Tensor = kernels.linear(x_TC, weight, bias_D)
         return product_TD
@@ -43,6 +45,8 @@ def apply_linear(kernels: Kernels, x_TC: Tensor, weight: Weight, bias_D: Tensor 
             return product_TD
         apart_DI = (weight.values_NK[:, columns].float() * weight.scales_N[:, None]).to(x_TC.dtype)
         return product_TD + x_TC[:, columns] @ apart_DI.T
+    if isinstance(weight, AdaptedWeight):
+        return weight.add_to(apply_linear(kernels, x_TC, weight.base, bias_D), x_TC)
     operator = OPERATORS[type(weight), weight.quantizes_input]
     if isinstance(weight, Int8Weight) and weight.input_scale is not None:
         operator = "linear_w8a8_static"

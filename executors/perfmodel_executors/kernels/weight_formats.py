@@ -2,6 +2,7 @@
 Matrices are rounded to nearest, scales to their stored dtype first. Symmetric scales put the largest magnitude on the
 largest code: |w - dequantised| <= scale / 2 (for e4m3, 2^-4 of the value, or half the smallest step)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, ClassVar
@@ -257,6 +258,47 @@ class RowsWeight:
 
     def dense(self) -> Tensor:
         return torch.cat([dequantize(part) for part in self.parts])
+
+
+AdapterRows = Sequence[tuple[int, Tensor]]  # an adapter, and the rows of a step that name it
+
+
+class AdapterBatch:
+    """What all adapted layers of a decoder read of the step under way."""
+
+    rows: AdapterRows = ()
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedWeight:
+    """`base` with adapters: inputs_ASRK, of S slices of the outputs, and for each slice outputs_ANR."""
+
+    base: "MatrixWeight | LowRankWeight | RowsWeight"
+    inputs_ASRK: Tensor
+    outputs: tuple[Tensor, ...]
+    batch: AdapterBatch
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.base.shape[0], self.base.shape[1]
+
+    def dense(self) -> Tensor:
+        return dequantize(self.base)
+
+    def merged(self, adapter: int) -> Tensor:
+        """[N, K] in fp32: base + B A of one adapter."""
+        inputs_SRK = self.inputs_ASRK[adapter].float()
+        parts = [outputs[adapter].float() @ own for outputs, own in zip(self.outputs, inputs_SRK, strict=True)]
+        return self.dense() + torch.cat(parts)
+
+    def add_to(self, product_TN: Tensor, x_TK: Tensor) -> Tensor:
+        """`product_TN` with what the adapters add to the step's rows."""
+        for adapter, rows in self.batch.rows:
+            thin_TD = x_TK[rows] @ self.inputs_ASRK[adapter].flatten(0, 1).T
+            thin = torch.split(thin_TD, self.inputs_ASRK.shape[2], dim=1)
+            parts = [own @ outputs[adapter].T for own, outputs in zip(thin, self.outputs, strict=True)]
+            product_TN.index_add_(0, rows, parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+        return product_TN
 
 
 Weight = MatrixWeight | LowRankWeight | RowsWeight

@@ -30,8 +30,9 @@ class StepGrants(NamedTuple):
     def num_decode_tokens(self) -> int:
         return len(self.contexts) * self.queries
 
-    def batch_shape(self, spans: tuple[int, ...] = ()) -> BatchShape:
-        """As the cost model sees it; `spans` are the model's `attention_spans`."""
+    def batch_shape(self, spans: tuple[int, ...] = (), num_adapters: int = 0) -> BatchShape:
+        """As the cost model sees it; `spans` are the model's `attention_spans`; num_adapters: of which each sequence
+        names the next one."""
         drafted = self.num_decode_tokens - len(self.contexts)
         return BatchShape(
             num_tokens=self.num_tokens,
@@ -41,6 +42,8 @@ class StepGrants(NamedTuple):
             decode_context=sum(self.contexts) + drafted,
             decode_windowed=tuple(sum(min(context, span) for context in self.contexts) + drafted for span in spans),
             decode_tokens=self.num_decode_tokens if drafted else 0,
+            num_adapters=min(len(self.contexts) + len(self.chunks), num_adapters),
+            adapter_tokens=self.num_tokens if num_adapters else 0,
         )
 
 
@@ -77,7 +80,9 @@ class StepBench:
     def _segments(self, shape: StepGrants) -> list[TokenSegment]:
         blocks = count()
         decodes = [self._segment(shape.queries, n - 1, blocks, shape.queries, shape.layers) for n in shape.contexts]
-        return decodes + [self._segment(new, done, blocks, int(is_sampled)) for new, done, is_sampled in shape.chunks]
+        decodes += [self._segment(new, done, blocks, int(is_sampled)) for new, done, is_sampled in shape.chunks]
+        num = self.decoder.num_adapters
+        return [own._replace(adapter=i % num) for i, own in enumerate(decodes)] if num else decodes
 
     def _segment(
         self, new: int, computed: int, blocks: Iterator[int], num_wanted: int, layers: int | None = None

@@ -29,7 +29,7 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.traffic import ExpertRouting, Sampling
+from perfmodel.specs.traffic import Adapters, ExpertRouting, Sampling
 from perfmodel_executors.measure import cpu_steps
 from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.ceilings import CopyCase, copy_cases, measure_ceilings, with_measured_link
@@ -69,13 +69,19 @@ class ServedModel(NamedTuple):
     sampling: Sampling = _DEFAULT
     routing: ExpertRouting = TRAINED
     load: Routing = slowest_uniform_routing
+    adapters: Adapters | None = None
 
     @classmethod
     def of(cls, scenario: Scenario) -> "ServedModel":
         where = (scenario.hardware, scenario.engine, cpu_steps.scenario_range(scenario))
         named = scenario.routing != TRAINED
         load = routing_of(scenario) if named else slowest_uniform_routing  # random routers choose nearly evenly
-        return cls(scenario.model, *where, scenario.seed, scenario.sampling, scenario.routing, load)
+        own = (scenario.sampling, scenario.routing, load, scenario.traffic.adapters)
+        return cls(scenario.model, *where, scenario.seed, *own)
+
+    @property
+    def num_adapters(self) -> int:
+        return 0 if self.adapters is None else self.adapters.count
 
 
 class StepTimes:
@@ -88,7 +94,9 @@ class StepTimes:
         self.served = served
         model, engine, span = served.model, served.engine, served.span
         settings = settings_of(served.sampling, model)
-        self.setup = RunnerSetup(model, engine, 0, CPU, served.seed, "torch", settings, served.routing)
+        self.setup = RunnerSetup(
+            model, engine, 0, CPU, served.seed, "torch", settings, served.routing, served.num_adapters
+        )
         self.runner = runner = ranks.runner(self.setup)
         leads = isinstance(runner, LeadingRunner)
         self.speculator = None if leads else build_speculator(runner, engine, seed=served.seed)
@@ -114,7 +122,7 @@ class StepTimes:
         rows = []
         for shape, is_draft in self.group.cases:
             graph = self._graphs[is_draft] if shape.layers is None else self._graph(shape.layers)
-            rows.append(features(graph, hardware, shape.batch_shape(spans)))
+            rows.append(features(graph, hardware, shape.batch_shape(spans, self.served.num_adapters)))
         return rows
 
     def _graph(self, layers: int | None = None) -> StepGraph:
@@ -123,7 +131,8 @@ class StepTimes:
         if model.exits is not None:
             reach = tuple(float(layers is None or i < layers) for i in range(model.num_layers))
             model = replace(model, exits=replace(model.exits, reach=reach))
-        return build_graph(model, served.engine, sampling=served.sampling.method, routing=served.load)
+        method = served.sampling.method
+        return build_graph(model, served.engine, sampling=method, routing=served.load, adapters=served.adapters)
 
     def with_link(self, scenario: Scenario) -> Scenario:
         """The scenario with its second tier behind the link that was measured, where it has one."""

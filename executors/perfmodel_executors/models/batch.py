@@ -14,6 +14,7 @@ from torch import Tensor
 from perfmodel.errors import PerfmodelError
 from perfmodel_executors.kernels.attention_sinks import Ring
 from perfmodel_executors.kernels.kv_pages import Chunks
+from perfmodel_executors.kernels.weight_formats import AdapterRows
 from perfmodel_executors.models.support import CPU
 
 IndexArray: TypeAlias = NDArray[np.int64]
@@ -32,7 +33,8 @@ class TreeNodes(NamedTuple):
 class TokenSegment(NamedTuple):
     """The new tokens of one sequence in one step, behind `num_computed` ones in the KV cache. is_sampled: whether the
     token after the last one is wanted; is_verified: those after all; nodes: for tokens of a tree, before which
-    `num_computed` are; num_layers: of a single token, None: all; draws: 31 bits each, none: the likeliest tokens."""
+    `num_computed` are; num_layers: of a single token, None: all; draws: 31 bits each, none: the likeliest tokens;
+    adapter: that its request names."""
 
     tokens: Sequence[int]
     num_computed: int
@@ -42,6 +44,7 @@ class TokenSegment(NamedTuple):
     nodes: TreeNodes | None = None
     num_layers: int | None = None
     draws: Sequence[int] = ()
+    adapter: int | None = None
 
     @property
     def num_wanted(self) -> int:
@@ -65,6 +68,7 @@ class StepBatch:
     num_layers_D:   how many layers each of the one-token segments passes; None: all pass all
     draws_S:        random numbers of the tokens after `sample_rows`; None: the likeliest ones are wanted
     state_rows_D:   rows of the one-token segments' sequences among those with states; None: to be looked up
+    adapter_rows:   the adapters that requests name, each with its tokens' rows
     """
 
     tokens_T: Tensor
@@ -81,6 +85,7 @@ class StepBatch:
     num_layers_D: tuple[int, ...] | None = None
     draws_S: Tensor | None = None
     state_rows_D: Tensor | None = None
+    adapter_rows: AdapterRows = ()
 
     @property
     def num_decodes(self) -> int:
@@ -140,8 +145,18 @@ def build_batch(
     passed = [segment.num_layers for segment in decodes]
     if any(count is not None for count in passed):
         tensors["num_layers_D"] = tuple(sys.maxsize if count is None else count for count in passed)
+    if any(segment.adapter is not None for segment in segments):
+        tensors["adapter_rows"] = _adapter_rows(segments, ends, device)
     parts = (tensors.pop(name) for name in ("tables_GM", "starts_G", "computed_G"))
     return StepBatch(chunks=Chunks(*parts), **tensors, ring=ring, keeps_kv=keeps_kv)
+
+
+def _adapter_rows(segments: Sequence[TokenSegment], ends: Sequence[int], device: torch.device) -> AdapterRows:
+    rows: dict[int, list[int]] = {}
+    for segment, end in zip(segments, ends, strict=True):
+        if segment.adapter is not None:
+            rows.setdefault(segment.adapter, []).extend(range(end - len(segment.tokens), end))
+    return [(adapter, torch.tensor(own, device=device)) for adapter, own in rows.items()]
 
 
 def _arrays_of_chunks(segments: Sequence[TokenSegment]) -> dict[str, IndexArray | Sequence[int]]:

@@ -18,7 +18,9 @@ from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.moe import ExpertLayer, RoutingRule
+from perfmodel_executors.kernels.weight_formats import AdapterBatch
 from perfmodel_executors.models import support
+from perfmodel_executors.models.adapters import add_adapters
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.exits import leave_early
 from perfmodel_executors.models.kv_cache import KVCache
@@ -64,6 +66,7 @@ class Decoder:
         self.chooser = TokenChooser(self.kernels, device, sampling)
         self.weights = weights or random_weights(model, dtype, seed, device, group, routing)
         self._capacity_factor = routing.capacity_factor
+        self.num_adapters, self.adapter_batch = 0, AdapterBatch()
         mixers, longest = [layer.mixer for layer, _ in model.layers], model.max_position_embeddings
         plain = [(m.rope, m.head_dim) for m in mixers if isinstance(m, Attention | LinearAttention)]
         heads = {*plain, *((m.rope, m.qk_rope_head_dim) for m in mixers if isinstance(m, LatentAttention))}
@@ -115,6 +118,7 @@ class Decoder:
     ) -> tuple[Tensor, Tensor | None]:
         """The residual stream behind this span of layers, and what the last block adds to it."""
         weights, model = self.weights, self.model
+        self.adapter_batch.rows = batch.adapter_rows
         assert batch.ring == self.ring, "the batch's slots are not those of this model's cache"
         rotations = Rotations(self._tables, batch.positions_T)
         states = cache.states.rows_of(batch, cache.block_size)
@@ -250,8 +254,10 @@ def load_decoder(
     group: TensorGroup = ALONE,
     sampling: SamplingSettings | None = None,
     routing: ExpertRouting = TRAINED,
+    num_adapters: int = 0,
 ) -> Decoder:
-    """The model in the formats that the engine serves it in, with the weights of its file, else random ones."""
+    """The model in the formats that the engine serves it in, with the weights of its file, else random ones; and random
+    adapters, `num_adapters`."""
     served, longest = served_model(model, engine), engine.max_model_len
     is_asked = any(rope.scaling is not None and rope.scaling.kind in SCALED_BY_LENGTH for rope in served.ropes)
     if longest is not None and (is_asked or longest > served.max_position_embeddings):
@@ -265,4 +271,8 @@ def load_decoder(
     elif served.weights_origin is not None and device.type != "meta":
         support.check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
         weights = load_weights(served, dtype, device, group)
-    return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling, routing)
+    decoder = Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling, routing)
+    if num_adapters:
+        decoder.num_adapters = num_adapters
+        decoder.adapter_batch = add_adapters(decoder.weights, served, engine, num_adapters, seed)
+    return decoder

@@ -213,7 +213,9 @@ def check_served(model: ModelSpec, engine: EngineSpec) -> None:
     refuse(model.name, cases)
 
 
-def check_capturable(model: ModelSpec, attention: str, is_expert_parallel: bool = False, num_stripes: int = 1) -> None:
+def check_capturable(
+    model: ModelSpec, attention: str, is_expert_parallel: bool = False, num_stripes: int = 1, num_adapters: int = 0
+) -> None:
     """Raises PerfmodelError for decodes that a CUDA graph cannot hold, since their kernels ask the host for lengths."""
     reasons = {
         "standard attention (engine.attention)": attention == "standard",
@@ -222,6 +224,7 @@ def check_capturable(model: ModelSpec, attention: str, is_expert_parallel: bool 
         "early exit (model_changes.early_exit)": model.exits is not None,
         "a rank's share of whole experts (engine.enable_expert_parallel)": is_expert_parallel,
         "a share of the cached tokens (engine.decode_context_parallel_size)": num_stripes > 1,
+        "LoRA adapters (engine.enable_lora)": num_adapters > 0,
     }
     how = "{} is executed by kernels that CUDA graphs cannot hold; set engine.enforce_eager to true, or simulate it."
     refuse(model.name, reasons, how)

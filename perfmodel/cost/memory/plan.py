@@ -16,6 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from perfmodel.cost.kernel_models.overheads import load_overheads
+from perfmodel.cost.memory.adapters import slot_bytes
 from perfmodel.cost.memory.footprint import (
     activation_bytes,
     draft_footprint,
@@ -179,6 +180,8 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
         held = weights(model, shard, stage, is_first=is_first, is_last=is_last, has_table=has_table)
         if drafter.weight_bytes:
             held["drafter"] = drafter.weight_bytes
+        if engine.enable_lora:
+            held["LoRA slots"] = slot_bytes(model, engine, stage, has_vocabulary=is_first) * engine.max_loras
         per_token = 0.0
         tables = states.groups if states is not None else groups
         if tables:

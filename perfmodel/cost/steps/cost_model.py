@@ -14,6 +14,7 @@ from perfmodel.cost.steps.tables import PS_PER_S, DrawnTables, OperatorGroup, St
 from perfmodel.ops.work import BatchShape, Depends, Work
 
 _MAX_KNOWN = 20_000  # costs of one group, or batches, each with its count
+_BESIDE_BATCH = (Depends.GROUP, Depends.ADAPTERS)  # what a step's other ranks, and its requests' adapters, cost
 _OF_BATCH = (Depends.TOKENS, Depends.ROWS, Depends.SAMPLES)  # what `_Batch` sums up
 
 
@@ -50,18 +51,18 @@ class StepCostModel(Protocol):
 class _Memo:
     """Costs in use of one group, by the group's part of a shape."""
 
-    __slots__ = ("_folded", "_group", "_is_prompts", "_tables", "by_token", "key", "known")
+    __slots__ = ("_folded", "_group", "_is_varied", "_tables", "by_token", "key", "known")
 
     def __init__(self, tables: StepTables | DrawnTables, group: OperatorGroup) -> None:
         self._tables, self._group = tables, group
         self.key, self.by_token = group.key, group.by_token
-        self._is_prompts = group.depends is Depends.PREFILL
+        self._is_varied = group.depends in (Depends.PREFILL, Depends.ADAPTERS)
         self.known: dict[Hashable, Used] = {}
         self._folded = Usage()  # of costs dropped to bound memory
 
     def add(self, key: Hashable) -> Used:
         """Compute the cost of a new `key`."""
-        if len(self.known) >= _MAX_KNOWN and self._is_prompts:  # the others are as many as the token budget
+        if len(self.known) >= _MAX_KNOWN and self._is_varied:  # the others are as many as the token budget
             for known in self.known.values():
                 self._folded.add(known.usage, known.uses)
             self.known.clear()
@@ -115,7 +116,7 @@ class GraphCostModel:
         self._waited = HostWait()
         self._memos = {group.depends: _Memo(self._costs, group) for group in tables.groups}
         self._of_batch = [memo for depends, memo in self._memos.items() if depends in _OF_BATCH]
-        self._shared = self._memos.get(Depends.GROUP)
+        self._shared = tuple(memo for depends, memo in self._memos.items() if depends in _BESIDE_BATCH)
         self._prompts = self._memos.get(Depends.PREFILL)
         self._batches: dict[tuple[int, int, int, int, int], _Batch] = {}
         self._curves: dict[tuple[int, int], list[Curve]] = {}
@@ -143,8 +144,8 @@ class GraphCostModel:
             segment.uses += 1
             segment.sum_offset += offset
             device += segment.base + segment.slope * offset
-        if self._shared is not None:
-            device += self._shared.use(shape)
+        for memo in self._shared:
+            device += memo.use(shape)
         if shape.prefills:
             device += self._prompts.use(shape) if self._prompts is not None else 0
             if self._draw is not None:
@@ -191,8 +192,8 @@ class GraphCostModel:
         batch = self._batch_of(shape)
         fixed, serial, hidden, used = batch.duration, batch.serial, batch.hidden, batch.used
         num_decodes, windowed = shape.num_decodes, shape.decode_windowed
-        if self._shared is not None:
-            item = self._shared.at(shape)
+        for memo in self._shared:
+            item = memo.at(shape)
             fixed += item.duration
             used = [*used, item]
         tracks = [

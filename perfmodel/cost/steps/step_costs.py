@@ -7,6 +7,7 @@ from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, profile_of
 from perfmodel.cost.calibrations.for_all import routing_of
+from perfmodel.cost.memory.adapters import load_adapter_fits
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.cost_model import StepCostModel
 from perfmodel.cost.steps.explain import StepEstimate
@@ -99,6 +100,9 @@ def scenario_fits(
     calibration = calibration or engine_calibration(scenario.hardware, engine)
     if engine.described.version.age != "described":
         calibration = calibration.model_copy(update={"spread": calibration.spread * _SPREAD_OTHER_VERSION})
+    if engine.rules.serves_adapters == "grouped" and engine.enable_lora and calibration.origin == "calibrated":
+        families = {"lora": load_adapter_fits().kernels, **calibration.families}
+        calibration = calibration.model_copy(update={"families": families})
     applied = profile.applied_to(calibration, is_eager=engine.enforce_eager)
     captured = _captured_with_prompts(scenario)
     if applied.host.replays_graphs and captured != applied.host.captured_tokens:
@@ -140,6 +144,7 @@ def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSp
         routing=routing_of(scenario),
         spread=spread,
         hardware=scenario.hardware,
+        adapters=scenario.traffic.adapters,
     )
 
 

@@ -72,7 +72,7 @@ class OperatorGroup:
 def _groups_of(graph: StepGraph) -> tuple[OperatorGroup, ...]:
     """Groups with operators in `graph`, decode attention apart."""
     num_ranks = graph.shard.dp
-    every = (
+    every: tuple[OperatorGroup, ...] = (
         OperatorGroup(Depends.TOKENS, attrgetter("num_tokens"), lambda tokens: BatchShape(tokens, 0), True),
         OperatorGroup(
             Depends.ROWS,
@@ -89,6 +89,9 @@ def _groups_of(graph: StepGraph) -> tuple[OperatorGroup, ...]:
         OperatorGroup(Depends.SAMPLES, attrgetter("num_samples"), lambda samples: BatchShape(0, samples), False),
         OperatorGroup(Depends.PREFILL, attrgetter("prefills"), lambda prefills: BatchShape(0, 0, prefills), False),
     )
+    if graph.adapters is not None:
+        of_key = lambda key: BatchShape(*key[2:], num_adapters=key[0], adapter_tokens=key[1])  # noqa: E731
+        every += (OperatorGroup(Depends.ADAPTERS, graph.adapters.key, of_key, True),)
     return tuple(group for group in every if graph.by_depends[group.depends])
 
 

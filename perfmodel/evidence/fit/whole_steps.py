@@ -44,6 +44,7 @@ _NUM_FOLDS = 5
 _FAMILIES = (
     *("gemm", "elementwise", "sampling", "embedding", "attention_prefill", "attention_decode", "scan", "moe"),
     "collective",
+    "lora",
 )
 
 
@@ -76,6 +77,9 @@ PARAMETERS = (
     StepParameter("moe", "items", 0.0, 20e-6),
     StepParameter("moe", "compute", 1.0, 2.0, 1e4),
     StepParameter("moe", "memory", 1.0, 5.0, 1e4),
+    StepParameter("lora", "items", 0.0, 20e-6),
+    StepParameter("lora", "compute", 1.0, 2.0, 1e4),
+    StepParameter("lora", "memory", 1.0, 5.0, 1e4),
     StepParameter("collective", "kernels", 0.0, 50e-6),
     StepParameter("collective", "memory", 1.0, 5.0, 1e4),
 )

@@ -8,7 +8,8 @@ A recording is JSON, optionally gzipped: `engine`, `version`, and `cases` of
               common to its `group`; `accepted`: drafted tokens accepted by each verification; `load`: leading tokens in
               another engine's KV cache, which arrive within the step that needs them or, with `load_steps`, so many
               outcomes later, before its first admission; `loaded`: tokens that arrive if a load fails; `send_steps`:
-              outcomes from its end until another engine has fetched its KV; `slot`: its slot, if the engine has slots
+              outcomes from its end until another engine has fetched its KV; `slot`: its slot, if the engine has slots;
+              `adapter`: the LoRA adapter that it names
     steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan; a
               fourth number repeats the grants for so many further steps, each after the last. A grant of 0 tokens: KV
               of that many tokens starts to arrive from another engine. SGLang's omit steps without decisions
@@ -60,6 +61,7 @@ class _RecordedRequest(Spec):
     load_steps: int | None = Field(default=None, ge=1)
     loaded: int | None = Field(default=None, ge=0)
     send_steps: int | None = Field(default=None, ge=1)
+    adapter: int | None = None
 
 
 class RecordedCase(Spec):
@@ -171,6 +173,7 @@ def _features_of(case: RecordedCase) -> list[str]:
         "--kv-unified": config.get("kv_unified"),
         "aborts": any(request.abort is not None for request in case.requests),
         "KV transfer": config.get("kv_role"),
+        "LoRA": config.get("enable_lora"),
         "preemption": any(preempted for _, _, preempted in case.steps),
     }
     return [name for name, is_there in named.items() if is_there] or ["plain"]
@@ -361,9 +364,11 @@ def _requests_of(case: RecordedCase, spec: EngineSpec) -> dict[int, Request]:
         num_full = recorded.prompt // spec.block_size if spec.enable_prefix_caching else 0
         num_shared = min(recorded.shared // spec.block_size, num_full)
         hashes: tuple[Hashable, ...] = tuple(
-            ("group", recorded.group, row) if row < num_shared else ("prompt", number, row) for row in range(num_full)
+            ("group", recorded.group, row, recorded.adapter) if row < num_shared else ("prompt", number, row)
+            for row in range(num_full)
         )
         result[number] = Request(number, place, recorded.prompt, recorded.output, hashes, recorded.priority)
+        result[number].adapter = recorded.adapter
     return result
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from perfmodel.models import architecture as arch
+from perfmodel.ops.adapters import adapter_nodes, block_targets, vocabulary_targets
 from perfmodel.ops.attention.latent import latent_nodes
 from perfmodel.ops.attention.layer import attention_heads, attention_nodes
 from perfmodel.ops.collectives import all_gather, all_reduce, send_recv, tensor_parallel
@@ -111,6 +112,7 @@ def embedding_nodes(context: LayerContext) -> list[OperatorNode]:
     hidden, size = context.hidden, context.element_bytes
     tables = 2 if context.model.num_learned_positions else 1
     nodes = [on_tokens("embedding", lambda n: embedding(n, hidden, size, num_tables=tables))]
+    nodes += adapter_nodes(vocabulary_targets(context.model)[:1], context)
     return nodes + _reduce("embedding_all_reduce", context)
 
 
@@ -133,6 +135,7 @@ def head_nodes(context: LayerContext, method: str, bytes_per_logit: float | None
     return [
         *_norm("final_norm", context, adds_residual=context.is_fused),
         on_samples("lm_head", head),
+        *adapter_nodes(vocabulary_targets(context.model)[1:], context),
         *tensor_parallel(all_gather, "logits_all_gather", logits_bytes, context, on_samples),
         on_samples("sample", lambda b: sample(b, vocab, method, bytes_per_logit)),
     ]
@@ -195,6 +198,7 @@ def _mixer_block(mixer: arch.Mixer, context: LayerContext) -> list[OperatorNode]
         nodes += delta_net_nodes(mixer, context)
     else:
         nodes += mamba_nodes(mixer, context)
+    nodes += adapter_nodes(block_targets(mixer, context.hidden, context.shard), context)
     if not context.model.parallel_blocks:
         nodes += _reduce("mixer_all_reduce", context)
     return nodes + _post_norm("mixer_post_norm", context)
@@ -204,7 +208,8 @@ def _ffn_block(ffn: arch.FeedForward, context: LayerContext) -> list[OperatorNod
     """Norm, feed-forward block, all-reduce (mixtures of experts bring their own messages)."""
     nodes = [] if context.model.shared_block_norm else _norms("post_attention_norm", context)
     if isinstance(ffn, arch.DenseFFN):
-        nodes += [*dense_ffn_nodes(ffn, context), *_reduce("mlp_all_reduce", context)]
+        adapters = adapter_nodes(block_targets(ffn, context.hidden, context.shard), context)
+        nodes += [*dense_ffn_nodes(ffn, context), *adapters, *_reduce("mlp_all_reduce", context)]
     else:
         nodes += moe_nodes(ffn, context)
     return nodes + _post_norm("ffn_post_norm", context)

@@ -17,16 +17,18 @@ from typing import NamedTuple
 
 from perfmodel.models.architecture import LatentAttention, MoEFFN
 from perfmodel.models.spec import ModelSpec
+from perfmodel.ops.adapters import adapter_mix
 from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.layers import embedding_nodes, head_nodes, layer_nodes, on_host, passing_on_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
-from perfmodel.ops.work import Depends
+from perfmodel.ops.work import AdapterMix, Depends
 from perfmodel.specs.engine.formats import experts_use, sparse_heads_per_tile
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.traffic import Adapters
 
 
 class LaunchedLayers(NamedTuple):
@@ -45,6 +47,7 @@ class StepGraph:
 
     mixed: (node, nodes it replaces): one kernel for prompts and decodes, if the calibration has one
     experts_are_one_operator: routed experts are launched like any other operator
+    adapters: LoRA adapters, where any are served
     stages: one graph per pipeline stage; empty for a single stage
     stage_layers, stage_kind: a stage's layers, and the first stage that differs in message targets only"""
 
@@ -59,6 +62,7 @@ class StepGraph:
     stage_layers: range | None = None
     stage_kind: int = 0
     experts_are_one_operator: bool = False
+    adapters: AdapterMix | None = None
 
     @cached_property
     def num_layers(self) -> int:
@@ -109,12 +113,14 @@ def build_graph(
     spread: ContextSpread | None = None,
     part: GraphPart | None = None,
     hardware: HardwareSpec | None = None,
+    adapters: Adapters | None = None,
 ) -> StepGraph:
     """The step graph of `model` under `engine`.
 
     sampling: "greedy", "top_p", ...; "default": the model's generation config; bytes_per_logit: overrides the method's
     traffic; routing: expert load of the slowest rank; spread: of decode contexts (default: equal); part: some layers on
-    one pipeline stage (default: all); hardware: decides in which format weight-only kernels multiply"""
+    one pipeline stage (default: all); hardware: decides in which format weight-only kernels multiply; adapters: that
+    requests name"""
     engine = engine or EngineSpec()
     model = served_model(model, engine, hardware)
     is_plain = engine.enforce_eager and not engine.fused_kernels
@@ -131,6 +137,7 @@ def build_graph(
         spread=spread,
         experts=experts if engine.fused_kernels else None,
         sparse_heads=sparse_heads_per_tile(engine, hardware) if hardware is not None and engine.fused_kernels else 1,
+        adapters=adapter_mix(engine, adapters),
     )
     method = model.sampling if sampling == "default" else sampling
     num_stages = context.shard.pp
@@ -148,6 +155,7 @@ def build_graph(
             engine.plans_ahead,
             is_plain,
             experts_are_one_operator=experts is not None and experts.one_operator,
+            adapters=context.adapters,
         )
 
     if part is not None or num_stages == 1:

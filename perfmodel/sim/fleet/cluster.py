@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from perfmodel.cost import Calibration, EngineProfile, ServerFit, SpeculativeCostModel, StepCostModel
 from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
+from perfmodel.cost.memory.adapters import adapter_load
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TickEnvironment
@@ -188,7 +189,9 @@ def backend_of(
     is_executed: it predicts for an engine that judges drafts itself"""
     config, samples_parts = scenario.engine.speculative_config, scenario.engine.rules.samples_parts
     if config is None:
-        return SimulatedBackend(cost_model, is_split=is_split, samples_parts=samples_parts)
+        backend = SimulatedBackend(cost_model, is_split=is_split, samples_parts=samples_parts)
+        backend.adapter_load = adapter_load(scenario)
+        return backend
     if is_executed:
         config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
     if config.acceptance is None:

@@ -138,27 +138,30 @@ def _beginning(request: Request, block_size: int) -> Hashable | None:
     return request.block_hashes[0] if request.block_hashes and request.num_prompt_tokens >= block_size else None
 
 
-class PrefixAffinity(Router[T]):
-    """Requests with the same first prompt block share a target; others go to the least loaded one.
+class Affinity(Router[T]):
+    """Requests with the same key share a target; those without one go to the least loaded target.
 
-    The last `_MAX_HOMES` prefixes per target are remembered."""
+    The last `_MAX_HOMES` keys per target are remembered. key: of a request, given the tokens of a block"""
 
-    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
+    def __init__(
+        self, key: Callable[[Request, int], Hashable | None], targets: Iterable[T] = (), seed: int = 0
+    ) -> None:
+        self._key = key
         self._homes: OrderedDict[Hashable, T] = OrderedDict()
         self._fewest: LeastLoaded[T] = LeastLoaded("num_outstanding")
         super().__init__(targets, seed)
 
     def __call__(self, request: Request) -> T:
-        beginning, homes = _beginning(request, self.targets[0].block_size), self._homes
-        if beginning is None:
+        key, homes = self._key(request, self.targets[0].block_size), self._homes
+        if key is None:
             return self._fewest(request)
-        home = homes.get(beginning)
+        home = homes.get(key)
         if home is None:
-            home = homes[beginning] = self._fewest(request)
+            home = homes[key] = self._fewest(request)
             if len(homes) > _MAX_HOMES * len(self.targets):
                 homes.popitem(last=False)
         else:
-            homes.move_to_end(beginning)
+            homes.move_to_end(key)
         return home
 
     def join(self, target: T) -> None:
@@ -168,7 +171,7 @@ class PrefixAffinity(Router[T]):
     def leave(self, target: T) -> None:
         super().leave(target)
         self._fewest.leave(target)
-        self._homes = OrderedDict((beginning, home) for beginning, home in self._homes.items() if home is not target)
+        self._homes = OrderedDict((key, home) for key, home in self._homes.items() if home is not target)
 
 
 class SessionAffinity(Router[T]):
@@ -214,8 +217,9 @@ ROUTERS: dict[str, Callable[..., Router[Any]]] = {
     # KV blocks in the prompts of its requests: a router does not know answer lengths when it routes.
     "least_kv": partial(LeastLoaded, "num_prompt_blocks"),
     "least_outstanding": partial(LeastLoaded, "num_outstanding"),
+    "lora_affinity": partial(Affinity, lambda request, _: request.adapter),
     "power_of_two": PowerOfTwo,
-    "prefix_affinity": PrefixAffinity,
+    "prefix_affinity": partial(Affinity, _beginning),
     "random": RandomChoice,
     "round_robin": RoundRobin,
     "session_affinity": SessionAffinity,

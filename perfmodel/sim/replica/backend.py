@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from perfmodel.cost import StagedCostModel, StageTicks, StepCostModel
+from perfmodel.cost.memory.adapters import AdapterLoad
 from perfmodel.cost.memory.offload import RestoreCost
 from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.engine import Outcome, StepPlan
@@ -112,6 +113,7 @@ class SimulatedBackend:
     can_leap: price runs of equal steps together; acceptance: judges drafts; ahead: draft depth of pipelined drafters
     restore: cost of KV copies to and from the second tier. All pipeline stages start theirs when the plan is made, so
              only the first stage waits
+    adapter_load: cost of taking LoRA adapters to slots, which steps wait for
     is_split: whether `prompt_time` counts; samples_parts: see `BatchingRules`"""
 
     def __init__(
@@ -124,6 +126,7 @@ class SimulatedBackend:
     ) -> None:
         self.can_leap = cost_model.has_runs
         self.restore: RestoreCost | None = None
+        self.adapter_load: AdapterLoad | None = None
         self.prompt_time = PromptTime(self._apart if is_split else None)
         self._cost_model = cost_model
         self._stages = cost_model if isinstance(cost_model, StagedCostModel) else None
@@ -143,6 +146,8 @@ class SimulatedBackend:
         if plan.num_restored_tokens or plan.num_stored_blocks:
             restoring = self._restoring(plan, duration, self.restore)
             duration += restoring
+        if plan.adapter_loads and self.adapter_load is not None:
+            duration += to_ticks(self.adapter_load.step_s(*plan.adapter_loads))
         self._count(plan, shape, duration, restoring)
         accepted = self._acceptance.judge(plan) if self._acceptance is not None else None
         return _new(Outcome, (duration, None, accepted))
@@ -218,6 +223,8 @@ def shape_of(plan: StepPlan, ahead: int | None = None, samples_parts: bool = Fal
             0,
             drafting,
             plan.num_draft_tokens + plan.num_padding_tokens,
+            plan.num_adapters,
+            plan.num_adapter_tokens,
         ),
     )
 

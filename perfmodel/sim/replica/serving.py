@@ -11,7 +11,7 @@ from perfmodel.cost import SpeculativeCostModel, StepCosts
 from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.cost.memory.offload import RestoreCost, least_restored_tokens, restore_cost
 from perfmodel.cost.memory.plan import num_buffers
-from perfmodel.engine import Estimates, HostBlocks, KVBlockManager, SchedulerConfig, ServeLoop, Slots
+from perfmodel.engine import AdapterLimits, Estimates, HostBlocks, KVBlockManager, SchedulerConfig, ServeLoop, Slots
 from perfmodel.engine.token_watch import TokenWatch
 from perfmodel.kv_groups import KVGroup
 from perfmodel.ops.formats import served_model
@@ -58,6 +58,9 @@ def scheduler_config(
     slots = config.slots
     if slots is not None and record_positions:  # a slot counts its tokens but holds no blocks: recomputed
         slots = replace(slots, reuses=False)
+    adapters = scenario.traffic.adapters
+    if config.adapters is not None and adapters is not None:
+        config = replace(config, adapters=replace(config.adapters, num_adapters=adapters.count))
     return replace(
         config,
         slots=slots,
@@ -102,6 +105,7 @@ def engine_scheduler_config(engine: EngineSpec, max_model_len: int) -> Scheduler
         max_plan_seqs=max_plan_seqs,
         estimates=Estimates(**rules.estimates.model_dump()) if is_estimated and rules.estimates is not None else None,
         slots=_slots_of(engine),
+        adapters=AdapterLimits(engine.max_loras, engine.num_host_adapters) if engine.enable_lora else None,
     )
 
 

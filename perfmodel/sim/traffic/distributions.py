@@ -7,6 +7,7 @@ Unbounded length distributions (lognormal, exponential) are clipped to the engin
 that a prompt too long is an error. Other draws are SplitMix64 hashes (Steele, Lea and Flood 2014) of what they are for:
 no state, and independent of batch mates and event order."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, repeat
 from math import erfc, exp, inf, log, sqrt
@@ -227,7 +228,7 @@ class Shares:
     def of(self, number: int) -> int:
         """Kind of request `number`."""
         point = hashed(self._seed, number)
-        return next((kind for kind, end in enumerate(self._ends) if point <= end), len(self._ends))
+        return bisect_left(self._ends, point)
 
     def of_all(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Kinds of requests `numbers`."""

@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import chain, islice, repeat, tee
 from math import ceil
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -103,6 +104,8 @@ class Workload:
         self.concurrency = traffic.arrivals.concurrency if is_closed else None
         self.think_time = think_time_of(traffic.arrivals, self.seed)
         self.num_requests = traffic.num_requests
+        adapters = traffic.adapters
+        self._adapters = None if adapters is None else distributions.Shares(adapters.chances, self.seed, "adapters")
         self._classes = distributions.class_shares(scenario) if traffic.classes else None
         self._ratio = scenario.prompt_compression.ratio if scenario.prompt_compression is not None else None
         self._longest_prompt = int((self.max_model_len - 1) / (self._ratio or 1.0))
@@ -162,7 +165,13 @@ class Workload:
         length = draft.num_source_tokens or draft.num_prompt_tokens
         self.num_clipped += self._is_clipped and length >= self._longest_prompt
         arrival = round((draft.arrival_s or 0.0) * TICKS_PER_S)
-        request = Request(number, arrival, draft.num_prompt_tokens, outputs, draft.block_hashes, draft.priority)
+        adapter = None
+        if self._adapters is not None and self.traffic.adapters is not None:
+            adapter = self._adapters.of(number if draft.session is None else crc32(repr(draft.session).encode()))
+            adapter = adapter if adapter < self.traffic.adapters.count else None
+        contents = draft.block_hashes if adapter is None else tuple([(adapter, block) for block in draft.block_hashes])
+        request = Request(number, arrival, draft.num_prompt_tokens, outputs, contents, draft.priority)
+        request.adapter = adapter
         if self._classes is not None:
             request.priority = self.traffic.classes[self._classes.of(number)].priority
         request.num_source_tokens = draft.num_source_tokens

@@ -166,7 +166,9 @@ class BatchingRules(Spec):
     estimates:         how those that run count when another request is to be admitted; none: by the blocks they hold
     sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
                        share of it is in each micro-batch (even_share), or as many are in each stage (each)
-    slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks"""
+    slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks
+    serves_adapters:   requests name LoRA adapters, of which a step has at most `max_loras`, by kernels for all of them
+                       (grouped) or one by one"""
 
     prefill_exclusive: bool = False  # prompts or decodes, prompts first; else both together
     reserves_output: bool = False
@@ -187,6 +189,7 @@ class BatchingRules(Spec):
     estimates: EstimateRules | None = None
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"
     slots: SlotRules | None = None
+    serves_adapters: Literal["no", "grouped", "one_by_one"] = "no"
 
 
 class BufferRules(Spec):

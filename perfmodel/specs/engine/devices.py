@@ -2,7 +2,7 @@
 lengths). `load_scenario` and so every command asks here, so all refuse alike."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from perfmodel.errors import SpecError, UnsupportedError
 from perfmodel.models.architecture import Attention, LatentAttention, MoEFFN
@@ -10,7 +10,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.architectures import find_architecture
 from perfmodel.specs.engine.description import EngineDefaults, EngineFacts, StepBudget, Use, backend_of
 from perfmodel.specs.engine.formats import refuse_formats
-from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.spec import EngineSpec, LoraModule
 from perfmodel.specs.hardware import HardwareSpec
 
 _ON_EVERY_DEVICE = ("gpu_memory_utilization", "block_size", "async_scheduling", "ubatch_size", "attention")
@@ -136,7 +136,8 @@ _SCALED_WITHIN = (None, "default", "llama3", "longrope", "su", "mrope")
 def refuse_to_start(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> None:
     """Raise UnsupportedError in one sentence for what `engine` does not start with. model: in its served formats."""
     refuse_formats(model, engine, hardware)
-    for field, reason, sentence in (*_backend_refusals(engine, hardware), *_size_refusals(model, engine)):
+    adapters = _adapter_refusals(model, engine) if engine.enable_lora else ()
+    for field, reason, sentence in (*_backend_refusals(engine, hardware), *_size_refusals(model, engine), *adapters):
         raise UnsupportedError(sentence, reason, f"engine.{field}")
 
 
@@ -240,6 +241,30 @@ def _stripe_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str
     if is_limited or model.has_states:
         sentence = f"got {size}, which is modelled where all layers attend to all keys, and some of {model.name} do not"
         yield field, "decode context parallelism beside other layers", sentence
+
+
+_MAX_LORA_VOCABULARY = 258_048  # vllm/lora/layers/logits_processor.py
+
+
+def _adapter_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
+    """(field, reason, sentence) for engines and layers whose LoRA adapters are not described."""
+    modules, layers = set(engine.lora_target_modules or get_args(LoraModule)), [layer for layer, _ in model.layers]
+    is_mixed = bool(modules & {"qkv_proj", "o_proj"}) and any(not isinstance(x.mixer, Attention | None) for x in layers)
+    has_experts = bool(modules & {"gate_up_proj", "down_proj"}) and any(isinstance(x.ffn, MoEFFN) for x in layers)
+    is_wide = bool(modules & {"embed_tokens", "lm_head"}) and model.vocab_size > _MAX_LORA_VOCABULARY
+    way_out = f"which {model.name} has; name others in lora_target_modules, as in [qkv_proj, o_proj], or leave it out"
+    cases = {
+        f"adapters of {engine.described.label} are not described; set profile to vllm": engine.rules.serves_adapters
+        == "no",
+        f"adapters of experts are not modelled, {way_out}": has_experts,
+        f"adapters of other layers than softmax attention are not modelled, {way_out}": is_mixed,
+        f"adapters are not modelled with early exit, which {model.name} has; leave it out": model.exits is not None,
+        f"it serves them for vocabularies up to {_MAX_LORA_VOCABULARY:,} tokens, and {model.name} has "
+        f"{model.vocab_size:,}; name linear layers in lora_target_modules": is_wide,
+    }
+    for sentence, applies in cases.items():
+        if applies:
+            yield "enable_lora", "LoRA adapters that are not modelled", f"got true, and {sentence}"
 
 
 def _listed(values: Iterable[int]) -> str:

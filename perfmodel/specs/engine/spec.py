@@ -57,6 +57,10 @@ class PromptCompression(Spec):
     model: Annotated[ModelSpec, Resolved("A name in workloads/models, or a path")] | None = None
 
 
+# Linear modules of a decoder that may have adapters, as vLLM calls them.
+LoraModule = Literal["qkv_proj", "o_proj", "gate_up_proj", "down_proj", "embed_tokens", "lm_head"]
+
+
 class EplbConfig(Spec):
     """vLLM's: how many copies of popular experts there are beside one of each."""
 
@@ -166,6 +170,16 @@ class EngineSpec(VariantSpec):
     fused_kernels: bool = True
     inference_mode: bool = True  # no gradients: activations are dropped at once; costs memory, not time, without
     speculative_config: SpeculativeConfig | None = None
+    enable_lora: bool = False  # requests name LoRA adapters (`traffic.adapters`)
+    max_loras: PositiveInt = 1  # slots for adapters on each device, as many as one step may have
+    max_cpu_loras: PositiveInt | None = None  # adapters in the host's memory, those in slots, too; None: `max_loras`
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16  # of a slot, whatever an adapter's own is
+    lora_target_modules: tuple[LoraModule, ...] | None = None  # that have adapters; None: all, with embedding and head
+
+    @property
+    def num_host_adapters(self) -> int:
+        """Adapters in the host's memory, those in slots among them."""
+        return self.max_cpu_loras or self.max_loras
 
     @property
     def plans_ahead(self) -> bool:
@@ -278,6 +292,22 @@ class EngineSpec(VariantSpec):
         if copies and not self.enable_eplb:
             yield f"got num_redundant_experts={copies} without enable_eplb; set that, or leave it out"
         yield from self._conflicts_of_kv()
+        yield from self._conflicts_of_adapters()
+
+    def _conflicts_of_adapters(self) -> Iterator[str]:
+        names = ("max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules")
+        given = next((name for name in names if self._is_given(name)), None)
+        if not self.enable_lora and given is not None:
+            yield f"got {given} without enable_lora; set that, or leave it out"
+        if self.num_host_adapters < self.max_loras:
+            yield (
+                f"got max_cpu_loras={self.max_cpu_loras}; expected at least max_loras={self.max_loras}, as adapters in "
+                f"slots are in the host's memory, too"
+            )
+        others = ("speculative_config", "pipeline_parallel_size", "n_gpu_layers")
+        other = next((name for name in others if self._is_given(name)), None)
+        if self.enable_lora and other is not None:
+            yield f"got enable_lora with {other}, which are not modelled together; leave one of them out"
 
     def _conflicts_of_kv(self) -> Iterator[str]:
         names = ("kv_tiers", "kv_eviction", "kv_offload", "kv_cache_residual_tokens")

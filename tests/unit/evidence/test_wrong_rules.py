@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.engine import GroupedKVBlocks, KVBlockManager, RadixKVBlocks, Scheduler, admission
+from perfmodel.engine.adapters import AdapterSlots
 from perfmodel.engine.decode_cohort import DecodeCohort
 from perfmodel.engine.drafting import DraftingRequests
 from perfmodel.engine.estimating import RetractingRequests
@@ -360,6 +361,43 @@ def leaves_a_block_out_in_every_round(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+# Of LoRA adapters.
+
+
+def admits_any_adapter(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(AdapterSlots, "admits", lambda self, request, scheduled: True)
+
+
+def counts_adapters_of_all_that_run(patch: pytest.MonkeyPatch) -> None:
+    """One whose last token is in flight is in no further step, so its adapter takes no slot of that."""
+    admit = Scheduler._admit
+
+    def with_all(self, plan, *of):
+        running = {request.adapter for request in self._running.requests} - {None}
+        patch.setattr(AdapterSlots, "scheduled", lambda *_: set(running))
+        return admit(self, plan, *of)
+
+    patch.setattr(Scheduler, "_admit", with_all)
+
+
+def lets_the_skipped_go_last(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_skip", lambda self, key, request: ((1 << 50, *key), request))
+
+
+def shares_blocks_between_adapters(patch: pytest.MonkeyPatch) -> None:
+    requests_of = plans._requests_of
+
+    def alike(case, spec):
+        result = requests_of(case, spec)
+        for request in result.values():
+            request.contents = request.block_hashes = tuple(
+                block[:3] if block[0] == "group" else block for block in request.block_hashes
+            )
+        return result
+
+    patch.setattr(plans, "_requests_of", alike)
+
+
 # Recording -> how many of its cases are replayed, one in so many, and the rules.
 WRONG_RULES = {
     "vllm_0.30.0": (
@@ -410,6 +448,15 @@ WRONG_RULES = {
             leaves_a_block_out_in_every_round,
             reads_hidden_states_from_the_cache,
             takes_nothing_of_the_budget_for_a_draft_model,
+        ),
+    ),
+    "vllm_0.30.0_lora": (
+        (120, 1),
+        (
+            admits_any_adapter,
+            counts_adapters_of_all_that_run,
+            lets_the_skipped_go_last,
+            shares_blocks_between_adapters,
         ),
     ),
     "sglang_0.5.23": (

@@ -131,13 +131,13 @@ def test_a_line_without_a_device_asks_for_one() -> None:
 
 def test_nothing_is_passed_over_in_silence() -> None:
     """Every flag of a line is a field, or is listed with those that have no part in time, or is warned of."""
-    flags = {"--port": "80", "--max-num-seqs": "8", "--cpu-offload-gb": "4", "--seed": "1", "--enable-lora": ""}
+    flags = {"--port": "80", "--max-num-seqs": "8", "--cpu-offload-gb": "4", "--seed": "1", "--fully-sharded-loras": ""}
     found = read(" ".join([SERVE, *(f"{name} {value}" for name, value in flags.items()), "--cpu-offload-gb 0"]))
     said = [*found.sources.values(), *found.irrelevant, *(what for what, _ in found.unmodelled)]
     for name in flags:
         assert any(name in each for each in said), name
     assert found.notes == ("--cpu-offload-gb 4 and then --cpu-offload-gb 0: the last counts",)
-    assert [what for what, _ in found.unmodelled] == ["--enable-lora"]
+    assert [what for what, _ in found.unmodelled] == ["--fully-sharded-loras"]
 
 
 def test_a_script_s_own_variables_files_and_wrappers() -> None:
