@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
-from perfmodel.engine.request import Request
+from perfmodel.engine.request import EncoderInput, Request
 
 
 class Grant(NamedTuple):
@@ -65,6 +65,7 @@ class StepPlan:
     # computed; only with `HostCopies`.
     copied_out: Sequence[tuple[int, int]]
     copied_back: Sequence[tuple[int, int]]
+    encoded: tuple[tuple[Request, EncoderInput], ...]  # images and videos that the step encodes
 
     def __init__(self, index: int) -> None:
         self.index, self.is_complete = index, True
@@ -73,7 +74,7 @@ class StepPlan:
         self.num_restored_tokens = self.num_stalled = self.num_stored_blocks = self.group_tokens = 0
         self.cohort_age = 0
         self.decode_windowed = self.padded = self.num_accepted = self.loads = self.positions = ()
-        self.copied_out = self.copied_back = ()
+        self.copied_out = self.copied_back = self.encoded = ()
         self.decodes, self.draft_depths, self.chunks, self.samples = [], [], [], []
         self.singles, self.resumed, self.preempted = [], [], []
         self.block_tables = {}

@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class RequestStatus(Enum):
@@ -34,6 +35,20 @@ class GroupTables:
 
     firsts: list[int]
     blocks: list[list[int]]
+
+
+class EncoderInput(NamedTuple):
+    """An image or a video of a prompt. offset: prompt tokens before it; content: equal for equal ones; grid: what the
+    encoder computes, for who prices it"""
+
+    offset: int
+    num_tokens: int
+    content: Hashable
+    grid: Hashable = None
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.num_tokens
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -79,6 +94,7 @@ class Request:
     last_token_at: int | None = None
     finished_at: int | None = None
     token_times: TokenTimes | None = None  # where the engine has a watch
+    encoder_inputs: tuple[EncoderInput, ...] = ()  # in order of their offsets
 
     def __post_init__(self) -> None:
         self.contents = self.block_hashes
@@ -103,6 +119,7 @@ class Request:
         lengths = self.num_prompt_tokens, self.max_output_tokens
         request = Request(self.request_id, self.arrival, *lengths, self.block_hashes, self.priority)
         request.num_source_tokens, request.session, request.turn = self.num_source_tokens, self.session, self.turn
+        request.encoder_inputs = self.encoder_inputs
         return request
 
     def __repr__(self) -> str:
