@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NamedTuple, TypeVar
 
 from perfmodel.errors import SpecError
+from perfmodel.models.vision import ImageGrid
 from perfmodel.ops.messages import Message
 from perfmodel.ops.problem_sizes import ProblemSize
 
@@ -22,6 +23,7 @@ class Depends(Enum):
     GROUP = "group"  # group_tokens
     SAMPLES = "samples"  # num_samples
     PREFILL = "prefill"  # prefills
+    IMAGES = "images"  # images
     DECODE = "decode"  # num_decodes, decode_tokens, decode_context, decode_windowed
     MIXED = "mixed"  # prefills and what DECODE looks at; no work unless the step has both
 
@@ -39,7 +41,8 @@ class BatchShape(NamedTuple):
     group_tokens:    query tokens of all data-parallel ranks that share experts; 0: every rank has `num_tokens`
     decode_tokens:   query tokens of all decodes, verified ones included; 0: one each
     drafting:        decodes that draft at least 1, 2 ... deep (pipelined: for the next round)
-    num_draft_tokens: drafted tokens to verify, counted in `group_tokens` only; `verified` adds them"""
+    num_draft_tokens: drafted tokens to verify, counted in `group_tokens` only; `verified` adds them
+    images:          that the encoder computes in this step"""
 
     num_tokens: int
     num_samples: int
@@ -51,6 +54,7 @@ class BatchShape(NamedTuple):
     decode_tokens: int = 0
     drafting: tuple[int, ...] = ()
     num_draft_tokens: int = 0
+    images: tuple[ImageGrid, ...] = ()
 
     @property
     def num_queries(self) -> int:
@@ -79,7 +83,7 @@ class BatchShape(NamedTuple):
             self.drafting,
             self.num_draft_tokens,
         )
-        return BatchShape(tokens, samples, self.prefills, 0, 0, (), of_prompts), decodes
+        return BatchShape(tokens, samples, self.prefills, 0, 0, (), of_prompts, images=self.images), decodes
 
     def verified(self, spans: tuple[int, ...]) -> "BatchShape":
         """The step that verifies `num_draft_tokens`: more tokens, samples and KV; it drafts nothing."""

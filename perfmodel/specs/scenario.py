@@ -104,6 +104,7 @@ class Scenario(CheckedSpec):
         is_owned = self.price is not None and self.price.owned is not None
         if is_owned and (self.site is None or self.site.usd_per_kwh is None):
             yield "got price.owned without a price of electricity; owned devices pay for theirs, set site.usd_per_kwh"
+        yield from self._conflicts_of_images()
         for deployment in self.cluster.deployments:
             if deployment.share is None or deployment.is_disaggregated:
                 yield from self._differing_kv_formats(deployment)
@@ -138,6 +139,44 @@ class Scenario(CheckedSpec):
                 f"each has its own queue and KV blocks: simulate a slice, a tenth of the replicas under a tenth of the "
                 f"traffic"
             )
+
+    def _conflicts_of_images(self) -> Iterator[str]:
+        """What images in the traffic do not go with."""
+        images = self.traffic.images
+        if images is None:
+            return
+        if self.prompt_compression is not None:
+            yield "got traffic.images beside prompt_compression, which shortens text; leave one of the two out"
+        for pool in self.pools:
+            engine, vision = pool.engine, (pool.model or self.model).vision
+            if vision is None:
+                yield (
+                    f"got traffic.images for {(pool.model or self.model).name}, which has no encoder of images that is "
+                    f"known; choose a model with one, as qwen3-vl-8b, or leave images out"
+                )
+                return
+            if not vision.takes_videos and any(size.num_frames > 1 for size in images.sizes):
+                yield f"got a video (num_frames above 1) for {self.model.name}, which takes images alone; set it to 1"
+            most, limit = vision.rule.max_tokens, engine.max_num_batched_tokens
+            if engine.disable_chunked_mm_input and most > limit:
+                yield (
+                    f"got disable_chunked_mm_input with max_num_batched_tokens={limit}, below an image's {most} tokens; "
+                    f"raise it, as vLLM asks, or let images be cut"
+                )
+            if not engine.rules.encodes_in_steps:
+                yield (
+                    f"got traffic.images under engine.profile={engine.profile}, whose rules for images are not known; "
+                    f"set it to vllm"
+                )
+            given = {
+                "speculative_config": engine.speculative_config is not None,
+                f"batching={engine.batching}": engine.batching != "continuous",
+                f"kv_cache={engine.kv_cache}": engine.kv_cache != "paged",
+                "layer_split": engine.layer_split > 1,
+            }
+            other = next((name for name, is_given in given.items() if is_given), None)
+            if other is not None:
+                yield f"got traffic.images beside engine.{other}, which is not modelled together; leave one of them out"
 
     def _differing_kv_formats(self, deployment: PoolGroup) -> Iterator[str]:
         """All pools of a deployment have one model and KV format; traffic splits may differ."""

@@ -142,6 +142,39 @@ class Prefix(CheckedSpec):
             )
 
 
+class ImageSize(Spec):
+    """Pixels of an image, or of a video of several frames; `share` of the images. Also in short: 1280x720, with frames
+    1280x720x16."""
+
+    width: PositiveInt
+    height: PositiveInt
+    num_frames: PositiveInt = 1
+    share: PositiveFloat = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_short(cls, data: Any) -> Any:
+        if not isinstance(data, str):
+            return data
+        parts = data.lower().split("x")
+        if len(parts) not in (2, 3) or not all(part.isdigit() for part in parts):
+            raise ValueError(f"got {data!r}; expected WIDTHxHEIGHT in pixels, or WIDTHxHEIGHTxFRAMES, as in 1280x720")
+        return dict(zip(("width", "height", "num_frames"), map(int, parts), strict=False))
+
+
+class Images(Spec):
+    """Images at the beginning of each prompt, behind a shared prefix, beside the `input_tokens` of text; drawn from
+    `sizes` by their shares. No image comes twice."""
+
+    per_request: PositiveInt = 1
+    sizes: tuple[ImageSize, ...] = Field(min_length=1)
+
+    @field_validator("sizes", mode="before")
+    @classmethod
+    def _one_alone(cls, sizes: Any) -> Any:
+        return sizes if isinstance(sizes, list | tuple) else [sizes]
+
+
 class Pause(Spec):
     """Seconds between an answer and the next turn: always `mean_s`, or drawn with this mean."""
 
@@ -229,6 +262,7 @@ class Traffic(CheckedSpec):
     trace: Trace | None = None
     priorities: tuple[NonNegativeInt, ...] = ()  # drawn uniformly; lower is served first
     classes: tuple[TrafficClass, ...] = ()  # shares add up to 1; the summary has each
+    images: Images | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -242,6 +276,12 @@ class Traffic(CheckedSpec):
     def _conflicts(self) -> Iterator[str]:
         if self.classes and self.priorities:
             yield "got classes beside priorities; each class has its own `priority`, leave the other out"
+        if self.images is not None:
+            whole = self.prefix is not None and self.prefix.num_prompts_per_group is not None
+            others = {"trace": self.trace, "conversations": self.conversations, "prefix.num_prompts_per_group": whole}
+            other = next((name for name, given in others.items() if given), None)
+            if other is not None:
+                yield f"got images beside {other}, whose prompts would repeat them, which is not modelled; leave one out"
         twice = [name for name, count in Counter(kind.name for kind in self.classes).items() if count > 1]
         if twice:
             yield f"got {twice[0]!r} as the name of more than one class; give each its own"

@@ -55,7 +55,7 @@ class _Memo:
     def __init__(self, tables: StepTables | DrawnTables, group: OperatorGroup) -> None:
         self._tables, self._group = tables, group
         self.key, self.by_token = group.key, group.by_token
-        self._is_prompts = group.depends is Depends.PREFILL
+        self._is_prompts = group.depends in (Depends.PREFILL, Depends.IMAGES)
         self.known: dict[Hashable, Used] = {}
         self._folded = Usage()  # of costs dropped to bound memory
 
@@ -117,6 +117,7 @@ class GraphCostModel:
         self._of_batch = [memo for depends, memo in self._memos.items() if depends in _OF_BATCH]
         self._shared = self._memos.get(Depends.GROUP)
         self._prompts = self._memos.get(Depends.PREFILL)
+        self._images = self._memos.get(Depends.IMAGES)
         self._batches: dict[tuple[int, int, int, int, int], _Batch] = {}
         self._curves: dict[tuple[int, int], list[Curve]] = {}
         self._mixed = tables.graph.mixed if tables.timer.mixes_attention else ()
@@ -151,6 +152,8 @@ class GraphCostModel:
                 device += self._drawn_prompts(shape, self._draw)
             if self._mixed and shape.num_decodes:
                 device += self._mixed_extra(shape)
+        if shape.images and self._images is not None:
+            device += self._images.use(shape)
         duration = step_ticks(batch.serial, batch.hidden, device)
         self._waited.total += duration - device
         return duration

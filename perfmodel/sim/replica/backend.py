@@ -85,6 +85,8 @@ class PromptTime:
         seen = sum([computed for _, computed in prefills])
         others = _rounded(shape.group_tokens - shape.num_tokens) if shape.group_tokens else 0
         key = (len(prefills), tokens, _rounded(num_decodes), seen >> 9, _rounded(shape.decode_context), others)
+        if shape.images:
+            key += (_rounded(sum([image.num_patches for image in shape.images])),)
         parts = self._parts.get(key)
         if parts is None:
             if len(self._parts) >= _MAX_PARTS:
@@ -217,6 +219,7 @@ def shape_of(plan: StepPlan, ahead: int | None = None) -> BatchShape:
             0,
             drafting,
             plan.num_draft_tokens + plan.num_padding_tokens,
+            tuple([item.grid for _, item in plan.encoded]) if plan.encoded else (),
         ),
     )
 

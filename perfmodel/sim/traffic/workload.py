@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.engine import Request
+from perfmodel.engine import EncoderInput, Request
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S, to_ticks
 from perfmodel.sim.traffic import distributions
@@ -25,6 +25,7 @@ ThinkTime = Callable[[int], int]  # number of the answered request -> ticks unti
 _CHUNK = 1024
 _CHUNKS_KEPT = 64  # requests in flight are near each other
 _PURPOSE = 0x7468696E6B  # "think": separate from the workload's streams
+_IMAGES = 0x696D616765  # "image", likewise
 
 
 def no_think_time(_: int) -> int:
@@ -56,6 +57,49 @@ def think_time_of(arrivals: Arrivals, seed: int) -> ThinkTime:
 _MAX_CLIPPED = 0.5  # of the prompts: beyond that the traffic is misrepresented
 
 
+class ImagePlan:
+    """The images of a scenario's prompts, behind the shared prefix; drawn by a stream of their own."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        images, vision, prefix = scenario.traffic.images, scenario.model.vision, scenario.traffic.prefix
+        assert images is not None
+        assert vision is not None
+        self._count, self._marks = images.per_request, vision.rule.num_marks
+        self._kinds = [vision.of_image(size.width, size.height, size.num_frames) for size in images.sizes]
+        shares = np.array([size.share for size in images.sizes])
+        self._shares, self._seed = shares / shares.sum(), scenario.seed
+        self._begin = prefix.shared_tokens if prefix is not None else 0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the largest image."""
+        return max(tokens for _, tokens in self._kinds)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of a prompt's images, with those that mark where they begin and end."""
+        return self._count * (self.longest + self._marks)
+
+    @property
+    def mean_tokens(self) -> float:
+        """As `max_tokens`, on average."""
+        mean = sum(share * tokens for share, (_, tokens) in zip(self._shares, self._kinds, strict=True))
+        return self._count * (float(mean) + self._marks)
+
+    def added_to(self, drafts: Iterator["RequestDraft"]) -> Iterator["RequestDraft"]:
+        """`drafts` with their images, whose tokens are added to the prompts."""
+        rng = np.random.default_rng((_IMAGES, self._seed))
+        before = (self._marks + 1) // 2
+        for number, draft in enumerate(drafts):
+            offset, images = min(self._begin, draft.num_prompt_tokens - 1), []
+            for place, kind in enumerate(rng.choice(len(self._kinds), size=self._count, p=self._shares).tolist()):
+                grid, tokens = self._kinds[kind]
+                images.append(EncoderInput(offset + before, tokens, (number, place), grid))
+                offset += tokens + self._marks
+            added = sum(image.num_tokens + self._marks for image in images)
+            yield draft._replace(num_prompt_tokens=draft.num_prompt_tokens + added, images=tuple(images))
+
+
 class RequestDraft(NamedTuple):
     """A request before it arrives; `arrival_s` is None in a closed loop.
 
@@ -71,6 +115,7 @@ class RequestDraft(NamedTuple):
     session: Hashable | None = None
     turn: int = -1
     pause_s: float = 0.0
+    images: tuple[EncoderInput, ...] = ()
 
     def compressed(self, ratio: float) -> "RequestDraft":
         """The request with its prompt shortened to `ratio`, keeping the original length."""
@@ -106,6 +151,9 @@ class Workload:
         self._classes = distributions.class_shares(scenario) if traffic.classes else None
         self._ratio = scenario.prompt_compression.ratio if scenario.prompt_compression is not None else None
         self._longest_prompt = int((self.max_model_len - 1) / (self._ratio or 1.0))
+        self._images = ImagePlan(scenario) if traffic.images is not None else None
+        if self._images is not None:
+            self._longest_prompt = max(self._longest_prompt - self._images.max_tokens, 1)
         self._is_clipped = traffic.input_tokens is not None and distributions.is_unbounded(traffic.input_tokens)
         self.num_drawn = self.num_clipped = self.num_cut = self.num_refused = 0
         lengths = traffic.input_tokens if traffic.trace is None else None
@@ -130,6 +178,8 @@ class Workload:
         if self.traffic.has_conversations:
             return chain.from_iterable(self._turns())
         drafts = self._traced() if self.traffic.trace is not None else self._drawn()
+        if self._images is not None:
+            drafts = self._images.added_to(drafts)
         if self._ratio is not None:
             ratio = self._ratio
             drafts = (draft.compressed(ratio) for draft in drafts)
@@ -167,6 +217,7 @@ class Workload:
             request.priority = self.traffic.classes[self._classes.of(number)].priority
         request.num_source_tokens = draft.num_source_tokens
         request.session, request.turn = draft.session, draft.turn
+        request.encoder_inputs = draft.images
         return request
 
     def refuses(self, request: Request | RequestDraft) -> bool:

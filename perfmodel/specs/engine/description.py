@@ -165,7 +165,8 @@ class BatchingRules(Spec):
     estimates:         how those that run count when another request is to be admitted; none: by the blocks they hold
     sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
                        share of it is in each micro-batch (even_share), or as many are in each stage (each)
-    slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks"""
+    slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks
+    encodes_in_steps:  images are encoded in the steps that need them, within a budget (`EncoderCache`)"""
 
     prefill_exclusive: bool = False  # prompts or decodes, prompts first; else both together
     reserves_output: bool = False
@@ -185,6 +186,7 @@ class BatchingRules(Spec):
     estimates: EstimateRules | None = None
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"
     slots: SlotRules | None = None
+    encodes_in_steps: bool = False
 
 
 class BufferRules(Spec):
