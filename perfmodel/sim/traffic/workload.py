@@ -6,7 +6,7 @@ leaps."""
 
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
-from itertools import chain, islice, repeat, tee
+from itertools import chain, cycle, islice, repeat, tee
 from math import ceil
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from perfmodel.engine import EncoderInput, Request
 from perfmodel.errors import WorkloadError
+from perfmodel.models.vision import ImageGrid
 from perfmodel.sim.clock import TICKS_PER_S, to_ticks
 from perfmodel.sim.traffic import distributions
 from perfmodel.sim.traffic.conversations import drawn_conversations, recorded_conversations, turns_of
@@ -69,6 +70,11 @@ class ImagePlan:
         shares = np.array([size.share for size in images.sizes])
         self._shares, self._seed = shares / shares.sum(), scenario.seed
         self._begin = prefix.shared_tokens if prefix is not None else 0
+
+    @property
+    def grids(self) -> tuple[ImageGrid, ...]:
+        """Of a prompt with images of each size in turn."""
+        return tuple(grid for grid, _ in islice(cycle(self._kinds), self._count))
 
     @property
     def longest(self) -> int:
