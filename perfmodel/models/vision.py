@@ -2,8 +2,8 @@
 
 A rule per family turns pixels into an `ImageGrid` of patches and that into tokens, as its processor does:
 
-Qwen-VL    sides rounded to multiples of patch x merge, shrunk or grown into [min, max] pixels; tokens are merged squares
-           of patches; videos two frames at a time, their pixels counted per frame (2.5) or altogether (3)
+Qwen-VL    sides rounded to multiples of patch x merge, shrunk or grown into [min, max] pixels; tokens are merged
+           squares of patches; videos two frames at a time, their pixels counted per frame (2.5) or altogether (3)
 Pixtral    the longest side at most `longest`; merged squares of patches, and a break behind each row
 Gemma 3    one square of a fixed size, of which a fixed number of tokens is pooled (without pan and scan)
 tiles      Llama 4: the canvas of tiles that an image needs the least upscaling, else downscaling, for; InternVL: the
@@ -147,7 +147,9 @@ class Tiles:
         }
         growing = [scale for scale in scales.values() if scale >= 1]
         best = min(growing) if growing else max(scales.values())
-        return min((canvas for canvas, scale in scales.items() if scale == best), key=lambda canvas: canvas[0] * canvas[1])
+        return min(
+            (canvas for canvas, scale in scales.items() if scale == best), key=lambda canvas: canvas[0] * canvas[1]
+        )
 
     def _nearest(self, width: int, height: int) -> tuple[int, int]:
         canvases = [(r, c) for r in range(1, self.most + 1) for c in range(1, self.most // r + 1)]

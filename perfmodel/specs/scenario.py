@@ -160,8 +160,8 @@ class Scenario(CheckedSpec):
             most, limit = vision.rule.max_tokens, engine.max_num_batched_tokens
             if engine.disable_chunked_mm_input and most > limit:
                 yield (
-                    f"got disable_chunked_mm_input with max_num_batched_tokens={limit}, below an image's {most} tokens; "
-                    f"raise it, as vLLM asks, or let images be cut"
+                    f"got disable_chunked_mm_input with max_num_batched_tokens={limit}, below an image's {most} "
+                    f"tokens; raise it, as vLLM asks, or let images be cut"
                 )
             if not engine.rules.encodes_in_steps:
                 yield (

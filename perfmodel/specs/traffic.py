@@ -281,7 +281,7 @@ class Traffic(CheckedSpec):
             others = {"trace": self.trace, "conversations": self.conversations, "prefix.num_prompts_per_group": whole}
             other = next((name for name, given in others.items() if given), None)
             if other is not None:
-                yield f"got images beside {other}, whose prompts would repeat them, which is not modelled; leave one out"
+                yield f"got images beside {other}, whose prompts would repeat them; leave one of the two out"
         twice = [name for name, count in Counter(kind.name for kind in self.classes).items() if count > 1]
         if twice:
             yield f"got {twice[0]!r} as the name of more than one class; give each its own"

@@ -42,7 +42,8 @@ def steps_of(row: Observation) -> MeanStep:
     deployment that cannot be priced."""
     costs, traffic = step_costs(row.scenario), row.scenario.traffic
     decodes = typical_step(row.scenario, lambda shape: costs.estimate(shape).duration_s).shape
-    prompt, answer = round(mean_prompt(row.scenario)), round(mean_length(traffic.output_tokens)) if traffic.output_tokens else 1
+    prompt = round(mean_prompt(row.scenario))
+    answer = round(mean_length(traffic.output_tokens)) if traffic.output_tokens else 1
     begun = decodes.num_decodes / answer  # prompts per step
     count = max(1, round(begun))
     num_tokens, num_samples = decodes.num_tokens + count * prompt, decodes.num_samples + count

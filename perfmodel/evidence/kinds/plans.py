@@ -31,8 +31,17 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from perfmodel.engine import EncoderInput, EncoderRules, HostBlocks, Request, RequestStatus, Scheduler, Speculation
-from perfmodel.engine import StepPlan, scheduler_for
+from perfmodel.engine import (
+    EncoderInput,
+    EncoderRules,
+    HostBlocks,
+    Request,
+    RequestStatus,
+    Scheduler,
+    Speculation,
+    StepPlan,
+    scheduler_for,
+)
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.base import Spec
 from perfmodel.kv_groups import KVGroup
@@ -196,7 +205,9 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
     if extras.kv_role is not None:
         config = replace(config, defers_frees=spec.defers_frees)
     if extras.encoder_budget:
-        rules = EncoderRules(extras.encoder_budget, extras.encoder_cache_size, extras.whole_images, spec.async_scheduling)
+        rules = EncoderRules(
+            extras.encoder_budget, extras.encoder_cache_size, extras.whole_images, spec.async_scheduling
+        )
         config = replace(config, encoder=rules)
     estimates, transfers = config.estimates, _Transfers(case)
     blocks = kv_block_manager(

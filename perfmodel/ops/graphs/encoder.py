@@ -7,8 +7,8 @@ Of N patches in sequences of T each, t = tensor-parallel ranks that share each i
                 norm, d -> f / t (twice with a gate), activation, f / t -> d; an all-reduce of N d elements after both
     projector   its products over the tokens of the prompt, N / merge^2 of them
 
-With windows of w x w patches all but some layers have sequences of w^2. With `data`, whole images are shared out over the
-ranks, which have all weights; the rank with most patches sets the time, and the tokens are gathered.
+With windows of w x w patches all but some layers have sequences of w^2. With `data`, whole images are shared out over
+the ranks, which have all weights; the rank with most patches sets the time, and the tokens are gathered.
 
 Source: vLLM, model_executor/models/qwen2_5_vl.py, qwen3_vl.py, siglip.py, mllama4.py; vision.py
 (`get_load_balance_assignment`). Not modelled: launches, which hide behind all but the smallest images; the layers'
@@ -53,9 +53,13 @@ def encoder_nodes(context: LayerContext, has_whole_images: bool = False) -> list
     own = heads * (width // vision.num_heads)
     nodes = [
         product("encoder_patches", vision.patch_elements, width, 1),
-        on_patches("encoder_norms", 2 * layers, lambda n: rms_norm("encoder_norms", n, width, size, adds_residual=True)),
+        on_patches(
+            "encoder_norms", 2 * layers, lambda n: rms_norm("encoder_norms", n, width, size, adds_residual=True)
+        ),
         product("encoder_qkv", width, 3 * own),
-        on_patches("encoder_rotation", layers, lambda n: elementwise("encoder_rotation", 6 * n * own, 4 * n * own * size)),
+        on_patches(
+            "encoder_rotation", layers, lambda n: elementwise("encoder_rotation", 6 * n * own, 4 * n * own * size)
+        ),
         *_attention(vision, heads, context, ranks),
         product("encoder_out", own, width),
         product("encoder_up", width, inner * (1 + vision.is_gated)),

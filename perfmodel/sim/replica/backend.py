@@ -84,9 +84,8 @@ class PromptTime:
         tokens = _rounded(shape.num_tokens - num_decodes)
         seen = sum([computed for _, computed in prefills])
         others = _rounded(shape.group_tokens - shape.num_tokens) if shape.group_tokens else 0
-        key = (len(prefills), tokens, _rounded(num_decodes), seen >> 9, _rounded(shape.decode_context), others)
-        if shape.images:
-            key += (_rounded(sum([image.num_patches for image in shape.images])),)
+        key: tuple[int, ...] = (len(prefills), tokens, _rounded(num_decodes), seen >> 9, _rounded(shape.decode_context))
+        key = (*key, others, _rounded(sum([image.num_patches for image in shape.images])))
         parts = self._parts.get(key)
         if parts is None:
             if len(self._parts) >= _MAX_PARTS:
