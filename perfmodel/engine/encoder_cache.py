@@ -5,7 +5,7 @@ if they do not, the prompt's chunk ends before it. Cached inputs serve every req
 no request needs any more go when room is needed, oldest first. Sizes in tokens of the prompt.
 
 Source: vLLM v1, v1/core/sched/scheduler.py (`_try_schedule_encoder_inputs`, `_free_encoder_inputs`) and
-v1/core/encoder_cache_manager.py; not modelled of it: tokens of an input that are no embeddings (separators of tiles)."""
+v1/core/encoder_cache_manager.py; not modelled: tokens of an input that are no embeddings (separators of tiles)."""
 
 from collections.abc import Sequence
 

@@ -143,40 +143,33 @@ class Scenario(CheckedSpec):
     def _conflicts_of_images(self) -> Iterator[str]:
         """What images in the traffic do not go with."""
         images = self.traffic.images
-        if images is None:
-            return
-        if self.prompt_compression is not None:
-            yield "got traffic.images beside prompt_compression, which shortens text; leave one of the two out"
-        for pool in self.pools:
-            engine, vision = pool.engine, (pool.model or self.model).vision
-            if vision is None:
-                yield (
-                    f"got traffic.images for {(pool.model or self.model).name}, which has no encoder of images that is "
-                    f"known; choose a model with one, as qwen3-vl-8b, or leave images out"
-                )
+        for pool in self.pools if images is not None else ():
+            engine, model, place = pool.engine, pool.model or self.model, "traffic.images"
+            if model.vision is None:
+                yield f"got {place} for {model.name}, whose encoder is not known; choose a model as qwen3-vl-8b"
                 return
-            if not vision.takes_videos and any(size.num_frames > 1 for size in images.sizes):
-                yield f"got a video (num_frames above 1) for {self.model.name}, which takes images alone; set it to 1"
-            most, limit = vision.rule.max_tokens, engine.max_num_batched_tokens
+            if (
+                images is not None
+                and not model.vision.takes_videos
+                and any(size.num_frames > 1 for size in images.sizes)
+            ):
+                yield f"got a video (num_frames above 1) for {model.name}, which takes images alone; set it to 1"
+            most, limit = model.vision.max_tokens, engine.max_num_batched_tokens
             if engine.disable_chunked_mm_input and most > limit:
                 yield (
-                    f"got disable_chunked_mm_input with max_num_batched_tokens={limit}, below an image's {most} "
-                    f"tokens; raise it, as vLLM asks, or let images be cut"
+                    f"got disable_chunked_mm_input with max_num_batched_tokens={limit}, below the {most} tokens of the "
+                    f"largest image; raise it, as vLLM asks, or let images be cut"
                 )
-            if not engine.rules.encodes_in_steps:
-                yield (
-                    f"got traffic.images under engine.profile={engine.profile}, whose rules for images are not known; "
-                    f"set it to vllm"
-                )
-            given = {
-                "speculative_config": engine.speculative_config is not None,
-                f"batching={engine.batching}": engine.batching != "continuous",
-                f"kv_cache={engine.kv_cache}": engine.kv_cache != "paged",
-                "layer_split": engine.layer_split > 1,
+            others = {
+                "prompt_compression": self.prompt_compression is not None,
+                "engine.speculative_config": engine.speculative_config is not None,
+                f"engine.batching={engine.batching}": engine.batching != "continuous",
+                f"engine.kv_cache={engine.kv_cache}": engine.kv_cache != "paged",
+                "engine.layer_split": engine.layer_split > 1,
+                f"engine.profile={engine.profile}": not engine.rules.encodes_in_steps,
             }
-            other = next((name for name, is_given in given.items() if is_given), None)
-            if other is not None:
-                yield f"got traffic.images beside engine.{other}, which is not modelled together; leave one of them out"
+            for other in (name for name, is_given in others.items() if is_given):
+                yield f"got {place} beside {other}, which is not modelled together; leave out or change one of the two"
 
     def _differing_kv_formats(self, deployment: PoolGroup) -> Iterator[str]:
         """All pools of a deployment have one model and KV format; traffic splits may differ."""

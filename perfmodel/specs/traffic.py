@@ -277,10 +277,9 @@ class Traffic(CheckedSpec):
         if self.classes and self.priorities:
             yield "got classes beside priorities; each class has its own `priority`, leave the other out"
         if self.images is not None:
-            whole = self.prefix is not None and self.prefix.num_prompts_per_group is not None
-            others = {"trace": self.trace, "conversations": self.conversations, "prefix.num_prompts_per_group": whole}
-            other = next((name for name, given in others.items() if given), None)
-            if other is not None:
+            repeats = self.prefix.num_prompts_per_group if self.prefix is not None else None
+            others = {"trace": self.trace, "conversations": self.conversations, "prefix.num_prompts_per_group": repeats}
+            for other in (name for name, given in others.items() if given):
                 yield f"got images beside {other}, whose prompts would repeat them; leave one of the two out"
         twice = [name for name, count in Counter(kind.name for kind in self.classes).items() if count > 1]
         if twice:

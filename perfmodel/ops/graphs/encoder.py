@@ -15,7 +15,6 @@ Source: vLLM, model_executor/models/qwen2_5_vl.py, qwen3_vl.py, siglip.py, mllam
 biases, and position tables."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import ceil
 
@@ -37,58 +36,61 @@ def encoder_nodes(context: LayerContext, has_whole_images: bool = False) -> list
     vision, shard = context.model.vision, context.shard
     if vision is None:
         return []
-    ranks = shard.tp if has_whole_images else 1
-    cut = 1 if has_whole_images else shard.tp
-    size, group, width = context.element_bytes, shard.group("tensor"), vision.hidden_size
-    form = LinearFormat(context.dtype, size, size, size)
+    ranks, cut = (shard.tp, 1) if has_whole_images else (1, shard.tp)
+    size, width, layers = context.element_bytes, vision.hidden_size, vision.num_layers
+    group, form = shard.group("tensor"), LinearFormat(context.dtype, size, size, size)
+    inner, heads = ceil(vision.intermediate_size / cut), ceil(vision.num_heads / cut)
+    own, num_windowed = heads * (width // vision.num_heads), layers - vision.num_full_layers if vision.window else 0
+    nodes: list[OperatorNode] = []
 
-    def on_patches(name: str, count: int, work: Callable[[int], Work]) -> OperatorNode:
-        return _on(name, count, ranks, lambda images: work(sum(image.num_patches for image in images)))
+    def add(name: str, count: int, work: Callable[[int], Work], of: Callable[[ImageGrid], int] | None = None) -> None:
+        """An operator over all patches, or `of` each image."""
+        count_of = of or (lambda image: image.num_patches)
+        _add(nodes, name, count, ranks, lambda images: work(sum(count_of(image) for image in images)))
 
-    def product(name: str, num_in: int, num_out: int, count: int = vision.num_layers) -> OperatorNode:
-        return on_patches(name, count, partial(gemm, name, n=num_out, k=num_in, form=form))
+    def add_product(name: str, num_in: int, num_out: int, count: int = layers) -> None:
+        add(name, count, partial(gemm, name, n=num_out, k=num_in, form=form))
 
-    inner, layers = ceil(vision.intermediate_size / cut), vision.num_layers
-    heads = ceil(vision.num_heads / cut)
-    own = heads * (width // vision.num_heads)
-    nodes = [
-        product("encoder_patches", vision.patch_elements, width, 1),
-        on_patches(
-            "encoder_norms", 2 * layers, lambda n: rms_norm("encoder_norms", n, width, size, adds_residual=True)
-        ),
-        product("encoder_qkv", width, 3 * own),
-        on_patches(
-            "encoder_rotation", layers, lambda n: elementwise("encoder_rotation", 6 * n * own, 4 * n * own * size)
-        ),
-        *_attention(vision, heads, context, ranks),
-        product("encoder_out", own, width),
-        product("encoder_up", width, inner * (1 + vision.is_gated)),
-        on_patches("encoder_activation", layers, partial(_activation, vision, inner, size)),
-        product("encoder_down", inner, width),
-    ]
-    for place, (num_in, num_out) in enumerate(vision.projections):
-        rows = partial(_projected, vision, gemm, f"encoder_projector_{place + 1}", ceil(num_out / cut), num_in, form)
-        nodes.append(_on(f"encoder_projector_{place + 1}", 1, ranks, rows))
+    add_product("encoder_patches", vision.patch_elements, width, 1)
+    add("encoder_norms", 2 * layers, lambda n: rms_norm("encoder_norms", n, width, size, adds_residual=True))
+    add_product("encoder_qkv", width, 3 * own)
+    add("encoder_rotation", layers, lambda n: elementwise("encoder_rotation", 6 * n * own, 4 * n * own * size))
+    spans = (
+        ("encoder_attention", layers - num_windowed, None),
+        ("encoder_window_attention", num_windowed, vision.window),
+    )
+    for name, count, window in spans:
+        work = partial(encoder_attention, name, vision=vision, heads=heads, context=context, window=window)
+        _add(nodes, name, count, ranks, work)
+    add_product("encoder_out", own, width)
+    add_product("encoder_up", width, inner * (1 + vision.is_gated))
+    function, gated = ("silu", True) if vision.is_gated else ("gelu", False)
+    gate = partial(activation, size=inner, element_bytes=size, function=function, is_gated=gated, is_fused=True)
+    add("encoder_activation", layers, gate)
+    add_product("encoder_down", inner, width)
+    for place, (num_in, num_out) in enumerate(vision.projections, 1):
+        name = f"encoder_projector_{place}"
+        add(name, 1, partial(gemm, name, n=ceil(num_out / cut), k=num_in, form=form), vision.rule.num_tokens)
     if cut > 1:
-        work = partial(all_reduce, ranks=group, name="encoder_all_reduce")
-        nodes.append(on_patches("encoder_all_reduce", 2 * layers, lambda n: work(n * width * size)))
-    if ranks > 1:
-        nodes.append(_on("encoder_all_gather", 1, 1, partial(_gathered, vision, context)))
-    return [replace(node, work=partial(_if_any, node)) for node in nodes]
+        add("encoder_all_reduce", 2 * layers, lambda n: all_reduce(n * width * size, group, "encoder_all_reduce"))
+    elif ranks > 1:
+        row_bytes, ranks = vision.projections[-1][1] * size, 1  # of the tokens of all images
+        add("encoder_all_gather", 1, lambda n: all_gather(n * row_bytes, group), vision.rule.num_tokens)
+    return nodes
 
 
-def _on(name: str, count: int, ranks: int, work: Callable[[Images], Work]) -> OperatorNode:
-    return OperatorNode(name, count, Depends.IMAGES, lambda shape: work(heaviest(shape.images, ranks)))
+def _add(nodes: list[OperatorNode], name: str, count: int, ranks: int, work: Callable[[Images], Work]) -> None:
+    nothing = Work(name, "elementwise", rate="vector", num_kernels=0)
 
+    def of_step(shape: BatchShape) -> Work:
+        return work(heaviest(shape.images, ranks)) if shape.images else nothing
 
-def _if_any(node: OperatorNode, shape: BatchShape) -> Work:
-    return node.work(shape) if shape.images else Work(node.name, "elementwise", rate="vector", num_kernels=0)
+    if count:
+        nodes.append(OperatorNode(name, count, Depends.IMAGES, of_step))
 
 
 def heaviest(images: Images, ranks: int) -> Images:
     """The images of the rank with most patches, where the largest go first, each to the rank with fewest so far."""
-    if ranks == 1:
-        return images
     shares: list[list[ImageGrid]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     for image in sorted(images, key=lambda grid: -grid.num_patches):
@@ -96,18 +98,6 @@ def heaviest(images: Images, ranks: int) -> Images:
         shares[place].append(image)
         loads[place] += image.num_patches
     return shares[loads.index(max(loads))]
-
-
-def _attention(vision: VisionEncoder, heads: int, context: LayerContext, ranks: int) -> list[OperatorNode]:
-    num_windowed = vision.num_layers - vision.num_full_layers if vision.window else 0
-
-    def node(name: str, count: int, window: int | None) -> OperatorNode:
-        return _on(name, count, ranks, lambda images: encoder_attention(name, images, vision, heads, context, window))
-
-    nodes = [node("encoder_attention", vision.num_layers - num_windowed, None)]
-    if num_windowed:
-        nodes.append(node("encoder_window_attention", num_windowed, vision.window))
-    return [one for one in nodes if one.count]
 
 
 def encoder_attention(
@@ -118,18 +108,17 @@ def encoder_attention(
 
     window: patches of a side that are a sequence; None: whole tiles, images and frames"""
     sequences = tuple(length for image in images for length in _sequences(image, window))
-    head_dim, size, tokens = vision.hidden_size // vision.num_heads, context.element_bytes, sum(sequences)
-    pairs = sum(length * length for length in sequences)
-    shape = HeadShape(heads, heads, head_dim, head_dim, size)
-    blocks = heads * sum(ceil(length / _TILE) for length in sequences)
-    prefills = tuple((length, 0) for length in sequences)
+    head_dim, tokens = vision.hidden_size // vision.num_heads, sum(sequences)
+    pairs, half = sum(length * length for length in sequences), 2.0 * tokens * heads * head_dim * context.element_bytes
+    shape = HeadShape(heads, heads, head_dim, head_dim, context.element_bytes)
+    blocks, prefills = heads * sum(ceil(length / _TILE) for length in sequences), tuple((n, 0) for n in sequences)
     return Work(
         name,
         "encoder_attention",
         flops=4.0 * pairs * heads * head_dim,
         rate=context.dtype,
-        activation_bytes=2.0 * tokens * heads * head_dim * size,
-        kv_bytes=2.0 * tokens * heads * head_dim * size,
+        activation_bytes=half,
+        kv_bytes=half,
         problem=PrefillSize(shape, prefills, tokens, tokens, pairs, blocks, is_causal=False),
     )
 
@@ -137,30 +126,5 @@ def encoder_attention(
 def _sequences(image: ImageGrid, window: int | None) -> list[int]:
     if window is None:
         return [image.rows * image.columns] * image.sequences
-    rows, columns = (
-        [min(window, size - start) for start in range(0, size, window)] for size in (image.rows, image.columns)
-    )
+    rows, columns = ([min(window, size - at) for at in range(0, size, window)] for size in (image.rows, image.columns))
     return [row * column for row in rows for column in columns] * image.sequences
-
-
-def _activation(vision: VisionEncoder, inner: int, size: float, num_patches: int) -> Work:
-    function = "silu" if vision.is_gated else "gelu"
-    return activation(num_patches, inner, size, function=function, is_gated=vision.is_gated, is_fused=True)
-
-
-def _projected(
-    vision: VisionEncoder,
-    work: Callable[..., Work],
-    name: str,
-    num_out: int,
-    num_in: int,
-    form: LinearFormat,
-    images: Images,
-) -> Work:
-    return work(name, sum(vision.rule.num_tokens(image) for image in images), num_out, num_in, form)
-
-
-def _gathered(vision: VisionEncoder, context: LayerContext, images: Images) -> Work:
-    tokens = sum(vision.rule.num_tokens(image) for image in images)
-    num_bytes = tokens * vision.projections[-1][1] * context.element_bytes
-    return all_gather(num_bytes, context.shard.group("tensor"), "encoder_all_gather")

@@ -77,7 +77,7 @@ def _encoder_rules(scenario: Scenario) -> EncoderRules | None:
     engine, vision = scenario.engine, scenario.model.vision
     if scenario.traffic.images is None or vision is None:
         return None
-    budget = max(engine.max_num_batched_tokens, vision.rule.max_tokens, ImagePlan(scenario).longest)
+    budget = max(engine.max_num_batched_tokens, vision.max_tokens, ImagePlan(scenario).longest)
     return EncoderRules(budget, budget, engine.disable_chunked_mm_input, engine.plans_ahead)
 
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from perfmodel.engine import EncoderInput, Request
 from perfmodel.errors import WorkloadError
-from perfmodel.models.vision import ImageGrid
 from perfmodel.sim.clock import TICKS_PER_S, to_ticks
 from perfmodel.sim.traffic import distributions
 from perfmodel.sim.traffic.conversations import drawn_conversations, recorded_conversations, turns_of
@@ -59,51 +58,35 @@ _MAX_CLIPPED = 0.5  # of the prompts: beyond that the traffic is misrepresented
 
 
 class ImagePlan:
-    """The images of a scenario's prompts, behind the shared prefix; drawn by a stream of their own."""
+    """Images of a scenario's prompts, behind the shared prefix, drawn by a stream of their own.
+
+    longest, max_tokens, mean_tokens: of an image; of a prompt's images with the tokens that mark their ends
+    grids: of a prompt with images of each size in turn"""
 
     def __init__(self, scenario: Scenario) -> None:
         images, vision, prefix = scenario.traffic.images, scenario.model.vision, scenario.traffic.prefix
         assert images is not None
         assert vision is not None
-        self._count, self._marks = images.per_request, vision.rule.num_marks
+        self._count, self._marks, self._seed = images.per_request, vision.rule.num_marks, scenario.seed
         self._kinds = [vision.of_image(size.width, size.height, size.num_frames) for size in images.sizes]
-        shares = np.array([size.share for size in images.sizes])
-        self._shares, self._seed = shares / shares.sum(), scenario.seed
-        self._begin = prefix.shared_tokens if prefix is not None else 0
-
-    @property
-    def grids(self) -> tuple[ImageGrid, ...]:
-        """Of a prompt with images of each size in turn."""
-        return tuple(grid for grid, _ in islice(cycle(self._kinds), self._count))
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the largest image."""
-        return max(tokens for _, tokens in self._kinds)
-
-    @property
-    def max_tokens(self) -> int:
-        """Most tokens of a prompt's images, with those that mark where they begin and end."""
-        return self._count * (self.longest + self._marks)
-
-    @property
-    def mean_tokens(self) -> float:
-        """As `max_tokens`, on average."""
-        mean = sum(share * tokens for share, (_, tokens) in zip(self._shares, self._kinds, strict=True))
-        return self._count * (float(mean) + self._marks)
+        lengths, shares = [tokens for _, tokens in self._kinds], np.array([size.share for size in images.sizes])
+        self._shares, self._begin = shares / shares.sum(), prefix.shared_tokens if prefix is not None else 0
+        self.longest = max(lengths)
+        self.max_tokens = self._count * (self.longest + self._marks)
+        self.mean_tokens = self._count * (float(self._shares @ lengths) + self._marks)
+        self.grids = tuple(grid for grid, _ in islice(cycle(self._kinds), self._count))
 
     def added_to(self, drafts: Iterator["RequestDraft"]) -> Iterator["RequestDraft"]:
         """`drafts` with their images, whose tokens are added to the prompts."""
         rng = np.random.default_rng((_IMAGES, self._seed))
-        before = (self._marks + 1) // 2
         for number, draft in enumerate(drafts):
-            offset, images = min(self._begin, draft.num_prompt_tokens - 1), []
+            first = offset = min(self._begin, draft.num_prompt_tokens - 1)
+            images = []
             for place, kind in enumerate(rng.choice(len(self._kinds), size=self._count, p=self._shares).tolist()):
                 grid, tokens = self._kinds[kind]
-                images.append(EncoderInput(offset + before, tokens, (number, place), grid))
+                images.append(EncoderInput(offset + (self._marks + 1) // 2, tokens, (number, place), grid))
                 offset += tokens + self._marks
-            added = sum(image.num_tokens + self._marks for image in images)
-            yield draft._replace(num_prompt_tokens=draft.num_prompt_tokens + added, images=tuple(images))
+            yield draft._replace(num_prompt_tokens=draft.num_prompt_tokens + offset - first, images=tuple(images))
 
 
 class RequestDraft(NamedTuple):

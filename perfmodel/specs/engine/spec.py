@@ -166,10 +166,8 @@ class EngineSpec(VariantSpec):
     fused_kernels: bool = True
     inference_mode: bool = True  # no gradients: activations are dropped at once; costs memory, not time, without
     speculative_config: SpeculativeConfig | None = None
-    # Images: whether a chunk of a prompt may end within one, and what tensor-parallel ranks share out of the encoder:
-    # its weights, or whole images
-    disable_chunked_mm_input: bool = False
-    mm_encoder_tp_mode: Literal["weights", "data"] = "weights"
+    disable_chunked_mm_input: bool = False  # no chunk of a prompt ends within an image
+    mm_encoder_tp_mode: Literal["weights", "data"] = "weights"  # that ranks share out: the encoder's, or whole images
 
     @property
     def plans_ahead(self) -> bool:
