@@ -152,9 +152,11 @@ class GraphCostModel:
                 device += self._drawn_prompts(shape, self._draw)
             if self._mixed and shape.num_decodes:
                 device += self._mixed_extra(shape)
+        hidden = batch.hidden
         if shape.images and self._images is not None:
             device += self._images.use(shape)
-        duration = step_ticks(batch.serial, batch.hidden, device)
+            hidden += self.host.encoder
+        duration = step_ticks(batch.serial, hidden, device)
         self._waited.total += duration - device
         return duration
 

@@ -11,8 +11,7 @@ With windows of w x w patches all but some layers have sequences of w^2. With `d
 the ranks, which have all weights; the rank with most patches sets the time, and the tokens are gathered.
 
 Source: vLLM, model_executor/models/qwen2_5_vl.py, qwen3_vl.py, siglip.py, mllama4.py; vision.py
-(`get_load_balance_assignment`). Not modelled: launches, which hide behind all but the smallest images; the layers'
-biases, and position tables."""
+(`get_load_balance_assignment`). Not modelled: the layers' biases, and position tables."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
