@@ -11,20 +11,18 @@ from collections.abc import Sequence
 
 from perfmodel.engine.config import EncoderRules
 from perfmodel.engine.plan import StepPlan
-from perfmodel.engine.request import EncoderInput, Request
+from perfmodel.engine.request import Request
 
 
 class EncoderCache:
     """Encoded inputs under `rules`, and the budget that is left of the step that is being planned."""
 
     def __init__(self, rules: EncoderRules) -> None:
-        self._rules = rules
-        self._cached: dict[object, set[Request]] = {}  # content -> who needs it
+        self._rules, self.num_free = rules, rules.cache_size
+        self._needed_by: dict[object, set[Request]] = {}  # by content, of all that are cached
         self._unneeded: dict[object, int] = {}  # content -> tokens, oldest first
         self._held: dict[Request, set[int]] = {}  # inputs, by number, that a request needs
-        self.num_free = rules.cache_size
-        self._plan: StepPlan | None = None
-        self._budget_left = 0
+        self._plan, self._budget_left = StepPlan(-1), 0
 
     @property
     def num_reclaimable(self) -> int:
@@ -36,8 +34,7 @@ class EncoderCache:
         encodes for them; `encode` follows if it does."""
         if plan is not self._plan:
             self._plan, self._budget_left = plan, self._rules.budget
-        end, left, num_chosen = num_computed + num_tokens, self._budget_left, 0
-        chosen: dict[object, int] = {}
+        end, num_chosen, chosen = num_computed + num_tokens, 0, dict[object, int]()
         for number, item in enumerate(request.encoder_inputs):
             if item.end <= num_computed:
                 continue
@@ -45,24 +42,22 @@ class EncoderCache:
                 break
             if item.content in chosen or self._need(request, number):
                 continue
-            if self._rules.is_whole and num_computed < item.offset and end < item.end:
-                return item.offset - num_computed, tuple(chosen.values())
-            if item.num_tokens > left or not self._make_room(item.num_tokens + num_chosen):
-                return max(item.offset - num_computed, 0), tuple(chosen.values())
+            is_cut = self._rules.is_whole and num_computed < item.offset and end < item.end
             num_chosen += item.num_tokens
-            left -= item.num_tokens
+            if is_cut or num_chosen > self._budget_left or not self._make_room(num_chosen):
+                num_tokens = max(item.offset - num_computed, 0)
+                break
             chosen[item.content] = number
         return num_tokens, tuple(chosen.values())
 
     def encode(self, request: Request, numbers: Sequence[int], plan: StepPlan) -> None:
         """Encode inputs of `request` in `plan`, which `fit` chose."""
-        for number in numbers:
-            item = request.encoder_inputs[number]
-            self._cached.setdefault(item.content, set()).add(request)
-            self._held.setdefault(request, set()).add(number)
+        for item in (request.encoder_inputs[number] for number in numbers):
+            self._needed_by.setdefault(item.content, set()).add(request)
             self.num_free -= item.num_tokens
             self._budget_left -= item.num_tokens
-        plan.encoded = (*plan.encoded, *((request, request.encoder_inputs[number]) for number in numbers))
+            plan.encoded = (*plan.encoded, (request, item))
+        self._held.setdefault(request, set()).update(numbers)
 
     def take_back(self, victim: Request, plan: StepPlan) -> None:
         """Give back the budget of what `plan` encodes for `victim`."""
@@ -73,14 +68,12 @@ class EncoderCache:
         """Let go of inputs whose tokens the executed `plan` and those before it have computed; whether there were any.
 
         Call it before the plan's output tokens are counted."""
-        before = self.num_reclaimable
-        granted = {grant.request for grant in plan.chunks}
+        before, granted = self.num_reclaimable, {grant.request for grant in plan.chunks}
         for request in sorted(self._held, key=lambda held: held.admission):
-            if request not in granted and request not in plan.decodes:
-                continue
-            num_ahead = request.num_promised_tokens - request.num_output_tokens if self._rules.is_ahead else 0
-            num_done = request.num_computed_tokens - num_ahead
-            self._let_go(request, [n for n in self._held[request] if request.encoder_inputs[n].end <= num_done])
+            if request in granted or request in plan.decodes:
+                num_ahead = request.num_promised_tokens - request.num_output_tokens if self._rules.is_ahead else 0
+                num_done, inputs = request.num_computed_tokens - num_ahead, request.encoder_inputs
+                self._let_go(request, [number for number in self._held[request] if inputs[number].end <= num_done])
         return self.num_reclaimable > before
 
     def free(self, request: Request) -> None:
@@ -90,10 +83,10 @@ class EncoderCache:
     def _need(self, request: Request, number: int) -> bool:
         """Whether the input is cached; then `request` needs it from now on."""
         content = request.encoder_inputs[number].content
-        if content not in self._cached:
+        if content not in self._needed_by:
             return False
         self._unneeded.pop(content, None)
-        self._cached[content].add(request)
+        self._needed_by[content].add(request)
         self._held.setdefault(request, set()).add(number)
         return True
 
@@ -104,27 +97,16 @@ class EncoderCache:
         while num_tokens > self.num_free:
             content = next(iter(self._unneeded))
             self.num_free += self._unneeded.pop(content)
-            del self._cached[content]
+            del self._needed_by[content]
         return True
 
     def _let_go(self, request: Request, numbers: Sequence[int]) -> None:
         for number in numbers:  # in the order of the set, as vLLM: the oldest goes first
             item, held = request.encoder_inputs[number], self._held[request]
             held.discard(number)
-            if any(request.encoder_inputs[other].content == item.content for other in held):
-                continue
-            self._cached[item.content].discard(request)
-            if not self._cached[item.content]:
-                self._unneeded[item.content] = item.num_tokens
-        if request in self._held and not self._held[request]:
+            if not any(request.encoder_inputs[other].content == item.content for other in held):
+                self._needed_by[item.content].discard(request)
+                if not self._needed_by[item.content]:
+                    self._unneeded[item.content] = item.num_tokens
+        if not self._held.get(request, True):
             del self._held[request]
-
-
-def check_inputs(inputs: Sequence[EncoderInput], rules: EncoderRules | None) -> str:
-    """What is wrong with inputs of a request under `rules`, as the end of a sentence; empty if nothing."""
-    if rules is None:
-        return "has images, and the engine has no encoder; serve a model with one"
-    most, longest = min(rules.budget, rules.cache_size), max(item.num_tokens for item in inputs)
-    if longest <= most:
-        return ""
-    return f"has an image of {longest} tokens, above the encoder's budget of {most}; raise max_num_batched_tokens"

@@ -146,11 +146,8 @@ class ModelSpec:
             encoder_part = (
                 f"{self.extra_params / 1e9:.2g} billion parameters beside it (an encoder, as a rule) lie in memory"
             )
-        if self.vision is not None:
-            return (
-                f"{self.name} encodes images of traffic.images; without these it is its text decoder: {encoder_part}.",
-            )
-        return (f"{self.name} is modelled as its text decoder: {inputs} are not modelled; {encoder_part}.",)
+        images = "images are those of traffic.images" if self.vision is not None else f"{inputs} are not modelled"
+        return (f"{self.name} is modelled as its text decoder: {images}; {encoder_part}.",)
 
     @property
     def weights_origin(self) -> str | None:

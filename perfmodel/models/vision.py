@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from math import ceil, floor, sqrt
 from typing import Any, Literal, NamedTuple
 
-from perfmodel.errors import SpecError
-
 _HUGE = 20_000  # pixels of a side: larger than any limit
 _VIDEO_PIXELS = (128 * 28**2, 768 * 28**2)  # of a frame (Qwen2.5-VL)
 
@@ -112,18 +110,13 @@ class Tiles:
 
     def _best_fit(self, width: int, height: int) -> int:
         scales = [(min(c * self.tile / width, r * self.tile / height), r * c) for r, c in self._canvases]
-        growing = [scale for scale, _ in scales if scale >= 1]
-        best = min(growing) if growing else max(scale for scale, _ in scales)
-        return next(tiles for scale, tiles in scales if scale == best)
+        return min(scales, key=lambda fit: (fit[0] < 1, fit[0] if fit[0] >= 1 else -fit[0]))[1]
 
     def _nearest(self, width: int, height: int) -> int:
-        best, least = 1, float("inf")
-        for rows, columns in self._canvases:
-            apart = abs(width / height - columns / rows)
-            is_filled = apart == least and width * height > 0.5 * self.tile**2 * rows * columns
-            if apart < least or is_filled:
-                best, least = rows * columns, apart
-        return best
+        """Of canvases as near, the largest that the image fills by half, as the smallest may not."""
+        distances = [(abs(width / height - c / r), r * c) for r, c in self._canvases]
+        nearest = [tiles for distance, tiles in distances if distance == min(distances)[0]]
+        return max((tiles for tiles in nearest if tiles < 2 * width * height / self.tile**2), default=nearest[0])
 
 
 ImageRule = DynamicResolution | LongestSide | Tiles
@@ -172,22 +165,25 @@ class VisionEncoder:
         return grid, self.rule.num_tokens(grid)
 
 
-def vision_encoder(file: Mapping[str, Any], hidden_size: int, source: str) -> VisionEncoder | None:
-    """The encoder of a config.json's `vision_config`; None without one, or for a family whose rule is not known.
+def vision_encoder(file: Mapping[str, Any], hidden_size: int) -> VisionEncoder | None:
+    """The encoder of a config.json's `vision_config`; None without one, or where it lacks what its family's rule needs.
 
-    hidden_size: of the text decoder; source: the file, for errors. Raises SpecError for a missing field."""
+    hidden_size: of the text decoder"""
     config = file.get("vision_config")
     if not isinstance(config, Mapping):
         return None
     types = f"{config.get('model_type', '')} {file.get('model_type', '')}"
     try:
+        vision: VisionEncoder | None
         if "qwen3_vl" in types or "qwen3_5" in types:
-            return _qwen(config, hidden_size, (65_536, 16_777_216), (4096, 25_165_824), sums_frames=True)
-        if "qwen2_5_vl" in types:
-            return _qwen(config, hidden_size, (3136, 12_845_056), _VIDEO_PIXELS, sums_frames=False)
-        return _plain(config, hidden_size, types, file.get("spatial_merge_size", 1))
-    except KeyError as error:
-        raise SpecError(f"{source}: vision_config: {error} is missing; without it the encoder is not known.") from None
+            vision = _qwen(config, hidden_size, (65_536, 16_777_216), (4096, 25_165_824), sums_frames=True)
+        elif "qwen2_5_vl" in types:
+            vision = _qwen(config, hidden_size, (3136, 12_845_056), _VIDEO_PIXELS, sums_frames=False)
+        else:
+            vision = _plain(config, hidden_size, types, file.get("spatial_merge_size", 1))
+        return vision if vision is not None and vision.num_params > 0 and vision.max_tokens > 0 else None
+    except (KeyError, TypeError, ValueError, ArithmeticError):
+        return None
 
 
 def _qwen(

@@ -38,7 +38,9 @@ class Host:
         self._hidden_prompt_s = self._prompt_factor * self.fit.launches_s(*graph.launched_layers)
         self._prompt, self._hidden_prompt = to_ps(self.prompt_s), to_ps(self._hidden_prompt_s)
         self._captured = self.fit.captured_tokens
-        encoders = 0 if graph.stages else sum(node.count for node in graph.by_depends[Depends.IMAGES])  # never in graphs
+        encoders = (
+            0 if graph.stages else sum(node.count for node in graph.by_depends[Depends.IMAGES])
+        )  # never in graphs
         self._encoder_s = self._prompt_factor * load_overheads().engine_launch_s * encoders
         self.encoder = to_ps(self._encoder_s)
         self._known: list[tuple[int, int]] = []  # picoseconds, serial and hidden, by the number of sequences

@@ -339,8 +339,8 @@ _ENERGY_DIMENSIONS: Dimensions = {
 }
 _ENERGY_ABOUT = (
     "Mean power of a server's GPUs and joules per output token under a steady load, beside the mean step at the "
-    "measured mean batch; sizes of images and videos are assumed. The numbers of `power.yaml` are fitted to such rows of "
-    "text, where its source says so: then power is training data; times are not."
+    "measured mean batch; sizes of images and videos are assumed. The numbers of `power.yaml` are fitted to such rows "
+    "of text, where its source says so: then power is training data; times are not."
 )
 
 

@@ -101,7 +101,7 @@ def model_from_config(
         num_prediction_layers=fields.optional("num_nextn_predict_layers") or 0,
         not_computed=not_computed(fields),
         source=origin,
-        vision=vision_encoder(fields.outer, fields.integer("hidden_size"), source),
+        vision=vision_encoder(fields.outer, fields.integer("hidden_size")),
         **about,
     )
 

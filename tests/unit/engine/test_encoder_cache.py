@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine import EncoderInput, EncoderRules, KVBlockManager, Request, Scheduler, SchedulerConfig, StepPlan
+from perfmodel.engine.encoder_cache import EncoderCache
 
 
 def scheduler_of(budget: int, cache_size: int, is_whole: bool = False, **config: int) -> Scheduler:
@@ -71,7 +72,21 @@ def test_equal_images_are_encoded_once() -> None:
     scheduler = scheduler_of(1000, 1000)
     scheduler.add(request_of(0, 120, (0, 100, "a")))
     scheduler.add(request_of(1, 130, (0, 100, "a")))
-    assert [encoded(plan) for plan in steps_of(scheduler)][0] == [(0, 0)]
+    assert [pair for plan in steps_of(scheduler) for pair in encoded(plan)] == [(0, 0)]
+
+
+def test_what_is_taken_back_may_be_encoded_for_another() -> None:
+    """80 of 100 tokens are given to a request that is preempted in the same plan; 80 are free for the next one again,
+    and its own image, as in vLLM, counts as cached."""
+    cache, plan = EncoderCache(EncoderRules(100, 160)), StepPlan(0)
+    first, second = (request_of(number, 90, (5, 80, number)) for number in range(2))
+    cache.encode(first, cache.fit(first, 0, 90, plan)[1], plan)
+    assert cache.fit(second, 0, 90, plan) == (5, ())
+    cache.take_back(first, plan)
+    cache.free(first)
+    assert plan.encoded == ()
+    assert cache.fit(second, 0, 90, plan) == (90, (0,))
+    assert cache.fit(first, 0, 90, StepPlan(1)) == (90, ())
 
 
 @given(

@@ -406,10 +406,6 @@ def encodes_equal_images_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EncoderCache, "_need", lambda self, request, number: number in self._held.get(request, ()))
 
 
-def keeps_the_budget_of_preempted_requests(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(EncoderCache, "take_back", lambda self, victim, plan: None)
-
-
 # Recording -> how many of its cases are replayed, one in so many, and the rules.
 WRONG_RULES = {
     "vllm_0.30.0": (
@@ -472,7 +468,6 @@ WRONG_RULES = {
             encodes_equal_images_again,
             gives_up_images_with_a_plan_in_flight,
             keeps_images_to_the_end,
-            keeps_the_budget_of_preempted_requests,
         ),
     ),
     "sglang_0.5.23": (

@@ -100,7 +100,7 @@ def test_the_budget_is_a_steps_tokens_or_the_largest_image(text: Scenario) -> No
         ({"engine.version": "0.6.1"}, "got traffic.images beside engine.profile=vllm"),
         ({"engine.kv_cache": "off"}, "got traffic.images beside engine.kv_cache=off"),
         ({"engine.batching": "static"}, "got traffic.images beside engine.batching=static"),
-        ({"engine.speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "beside engine.speculative_config"),
+        ({"engine.speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "engine.speculative_config"),
         ({"prompt_compression": {"ratio": 0.5}}, "beside prompt_compression"),
         ({"engine.disable_chunked_mm_input": True, "engine.max_num_batched_tokens": 8192}, "below the 16384 tokens"),
         ({"model": "gemma-3-27b", "traffic.images": {"sizes": "640x480x8"}}, "takes images alone"),
