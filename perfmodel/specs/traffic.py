@@ -143,13 +143,12 @@ class Prefix(CheckedSpec):
 
 
 class ImageSize(Spec):
-    """Pixels of an image, or of a video of several frames; `share` of the images. Also in short: 1280x720, with frames
-    1280x720x16."""
+    """An image or a video; in short 1280x720, or with frames 1280x720x16."""
 
-    width: PositiveInt
-    height: PositiveInt
-    num_frames: PositiveInt = 1
-    share: PositiveFloat = 1.0
+    width: PositiveInt  # pixels
+    height: PositiveInt  # pixels
+    num_frames: PositiveInt = 1  # above 1: a video
+    share: PositiveFloat = 1.0  # of the images, beside those of other sizes
 
     @model_validator(mode="before")
     @classmethod
@@ -163,11 +162,10 @@ class ImageSize(Spec):
 
 
 class Images(Spec):
-    """Images at the beginning of each prompt, behind a shared prefix, beside the `input_tokens` of text; drawn from
-    `sizes` by their shares. No image comes twice."""
+    """Images at the beginning of each prompt, behind a shared prefix. No image comes twice."""
 
-    per_request: PositiveInt = 1
-    sizes: tuple[ImageSize, ...] = Field(min_length=1)
+    per_request: PositiveInt = 1  # beside the `input_tokens` of text
+    sizes: tuple[ImageSize, ...] = Field(min_length=1)  # drawn by their shares
 
     @field_validator("sizes", mode="before")
     @classmethod
@@ -262,7 +260,7 @@ class Traffic(CheckedSpec):
     trace: Trace | None = None
     priorities: tuple[NonNegativeInt, ...] = ()  # drawn uniformly; lower is served first
     classes: tuple[TrafficClass, ...] = ()  # shares add up to 1; the summary has each
-    images: Images | None = None
+    images: Images | None = None  # of each prompt
 
     @model_validator(mode="before")
     @classmethod
