@@ -24,8 +24,10 @@ from vllm import __version__
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -110,13 +112,18 @@ def _scheduler(config: dict[str, Any], model: str) -> Any:
     ]
     kv = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
     kind = AsyncScheduler if arguments["async_scheduling"] else Scheduler
-    return kind(
+    vllm_config.scheduler_config.disable_chunked_mm_input = config.get("whole_images", False)
+    scheduler = kind(
         vllm_config=vllm_config,
         kv_cache_config=kv,
         block_size=_block_size(kv, vllm_config, config["block_size"]),
         log_stats=False,
         structured_output_manager=StructuredOutputManager(vllm_config),
     )
+    if "encoder_budget" in config:  # which it reads of a model with an encoder
+        scheduler.max_num_encoder_input_tokens = config["encoder_budget"]
+        scheduler.encoder_cache_manager = EncoderCacheManager(config["encoder_cache_size"])
+    return scheduler
 
 
 def _block_size(kv: Any, vllm_config: Any, block_size: int) -> int:
@@ -153,6 +160,16 @@ def _adapter(number: int | None) -> LoRARequest | None:
     return None if number is None else LoRARequest(f"adapter {number}", number + 1, "/nowhere")
 
 
+def _features(recorded: dict[str, Any]) -> list[Any] | None:
+    """Images of a prompt as vLLM's input processor hands them on, without their pixels."""
+    if not recorded.get("images"):
+        return None
+    return [
+        MultiModalFeatureSpec(None, "image", f"image {content}", PlaceholderRange(offset, length), f"image {content}")
+        for offset, length, content in recorded["images"]
+    ]
+
+
 class _Case:
     """One workload on its way through a scheduler of vLLM's."""
 
@@ -186,6 +203,7 @@ class _Case:
             priority=recorded.get("priority", 0),
             block_hasher=self.hasher,
             lora_request=_adapter(recorded.get("adapter")),
+            mm_features=_features(recorded),
         )
         self.requests[str(number)] = request
         self.scheduler.add_request(request)

@@ -21,6 +21,7 @@ FEATURES = (
     "whole-prompts",
     "transfer",
     "lora",
+    "images",
 )
 
 _SPECULATION = ("speculation", "async-speculation", "drafters")
@@ -60,7 +61,10 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         for request in requests:
             if rng.random() < share:
                 request["adapter"] = min(int(rng.expovariate(2 / count)), count - 1)
-    if feature == "abort":
+    if feature == "images":
+        config["async_scheduling"] = rng.random() < 0.5
+        _add_images(rng, config, requests)
+    if feature == "abort" or (feature == "images" and rng.random() < 0.2):
         for request in rng.sample(requests, max(1, len(requests) // 4)):
             request["abort"] = request["arrival"] + rng.randrange(0, 60)
     if feature in _SPECULATION:
@@ -128,6 +132,26 @@ def _script_transfers(rng: random.Random, config: dict[str, Any], requests: list
         if rng.random() < 0.3:  # a prefill engine's
             request["output"] = 1 if rng.random() < 0.5 else request["output"]
             request["send_steps"] = rng.choice([1, 2, 5, 20])
+
+
+def _add_images(rng: random.Random, config: dict[str, Any], requests: list[dict[str, Any]]) -> None:
+    """Images in most prompts, some of them alike, of which a step encodes few and the cache holds few."""
+    longest = rng.choice([8, 40, 150])
+    config["encoder_budget"], config["encoder_cache_size"] = (longest + rng.choice([0, 0, longest, 500]) for _ in "ab")
+    config["whole_images"] = longest <= config["max_num_batched_tokens"] and rng.random() < 0.3
+    if longest > (config["long_prefill_token_threshold"] or longest):
+        config["whole_images"] = False  # an image longer than all chunks would never begin
+    num_contents = rng.choice([2, 10, 1000])
+    sizes = [rng.randrange(1, longest + 1) for _ in range(num_contents)]
+    for request in requests:
+        rest, images = rng.randrange(0, request["prompt"]), []
+        while rng.random() < 0.8:
+            content = rng.randrange(num_contents)
+            if rest + sizes[content] > request["prompt"]:
+                break
+            images.append([rest, sizes[content], content])
+            rest += sizes[content] + rng.choice([0, 0, 1, 30])
+        request["images"] = images
 
 
 def _groups(rng: random.Random, feature: str, block_size: int) -> list[dict[str, Any]]:

@@ -94,6 +94,12 @@ class Reservations:
                 f"request {request.request_id} needs {longest} tokens ({request.num_prompt_tokens} of prompt), above "
                 f"max_model_len={config.max_model_len}; raise it or shorten the request"
             )
+        largest = max([item.num_tokens for item in request.encoder_inputs], default=0)
+        if largest and (config.encoder is None or largest > min(config.encoder.budget, config.encoder.cache_size)):
+            raise WorkloadError(
+                f"request {request.request_id} has an image of {largest} tokens, more than the engine encodes at once; "
+                f"raise max_num_batched_tokens or shrink the image"
+            )
         is_whole = self._discipline.uses_budget and not (config.enable_chunked_prefill and config.keeps_kv)
         is_kept = config.reserves_output and config.keeps_kv
         at_once = request.num_prompt_tokens if is_kept else longest  # it may be recomputed whole

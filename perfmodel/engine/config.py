@@ -89,6 +89,20 @@ class AdapterLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderRules:
+    """Encoder inputs, in tokens; see `EncoderCache`.
+
+    budget:     encoded in one step; cache_size: kept at once
+    is_whole:   no input's tokens are computed in several steps (vLLM's disable_chunked_mm_input)
+    is_ahead:   a step is planned before the one in flight has come back"""
+
+    budget: int
+    cache_size: int
+    is_whole: bool = False
+    is_ahead: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Names and meanings of vLLM's engine arguments; see `perfmodel.specs.EngineSpec`."""
 
@@ -131,3 +145,4 @@ class SchedulerConfig:
     slots: Slots | None = None  # that keep their KV (llama-server); with continuous batching, on one stage
     record_positions: bool = False  # plans carry the token positions and block tables that a backend with tensors needs
     adapters: AdapterLimits | None = None  # requests may name LoRA adapters
+    encoder: EncoderRules | None = None  # of models with an encoder, where requests have inputs for it

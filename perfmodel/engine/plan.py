@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
-from perfmodel.engine.request import Request
+from perfmodel.engine.request import EncoderInput, Request
 
 
 class Grant(NamedTuple):
@@ -68,6 +68,7 @@ class StepPlan:
     num_adapters: int  # LoRA adapters that its requests name, and the tokens of these
     num_adapter_tokens: int
     adapter_loads: tuple[int, int] | tuple[()]  # into slots before the step, from the host's memory and from the disk
+    encoded: tuple[tuple[Request, EncoderInput], ...]  # images and videos that the step encodes
 
     def __init__(self, index: int) -> None:
         self.index, self.is_complete = index, True
@@ -76,7 +77,7 @@ class StepPlan:
         self.num_restored_tokens = self.num_stalled = self.num_stored_blocks = self.group_tokens = 0
         self.cohort_age = self.num_adapters = self.num_adapter_tokens = 0
         self.decode_windowed = self.padded = self.num_accepted = self.loads = self.positions = self.adapter_loads = ()
-        self.copied_out = self.copied_back = ()
+        self.copied_out = self.copied_back = self.encoded = ()
         self.decodes, self.draft_depths, self.chunks, self.samples = [], [], [], []
         self.singles, self.resumed, self.preempted = [], [], []
         self.block_tables = {}

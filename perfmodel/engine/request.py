@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class RequestStatus(Enum):
@@ -34,6 +35,20 @@ class GroupTables:
 
     firsts: list[int]
     blocks: list[list[int]]
+
+
+class EncoderInput(NamedTuple):
+    """An image or a video of a prompt. offset: prompt tokens before it; content: equal for equal ones; grid: what the
+    encoder computes, for who prices it"""
+
+    offset: int
+    num_tokens: int
+    content: Hashable
+    grid: Hashable = None
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.num_tokens
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -80,6 +95,7 @@ class Request:
     finished_at: int | None = None
     token_times: TokenTimes | None = None  # where the engine has a watch
     adapter: int | None = None  # number of the LoRA adapter that it names; None: the model itself
+    encoder_inputs: tuple[EncoderInput, ...] = ()  # in order of their offsets
 
     def __post_init__(self) -> None:
         self.contents = self.block_hashes
@@ -105,6 +121,7 @@ class Request:
         request = Request(self.request_id, self.arrival, *lengths, self.block_hashes, self.priority)
         request.num_source_tokens, request.session, request.turn = self.num_source_tokens, self.session, self.turn
         request.adapter = self.adapter
+        request.encoder_inputs = self.encoder_inputs
         return request
 
     def __repr__(self) -> str:

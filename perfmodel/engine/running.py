@@ -4,12 +4,13 @@ vLLM v1's rule: in order of admission within the token budget; when blocks run o
 policy key is preempted and recomputed later. Budget and blocks nearly always suffice for all decodes; order then does
 not matter, so they advance together as a `DecodeCohort`. Else the requests are visited in order."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
 from perfmodel.engine.admission import POLICIES
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.decode_cohort import DecodeCohort
+from perfmodel.engine.encoder_cache import EncoderCache
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import Grant, StepPlan
 from perfmodel.engine.request import Request, RequestStatus
@@ -33,6 +34,7 @@ class RunningRequests:
         self._recomputes = not config.keeps_kv
         self._nodes = config.speculation.nodes if config.speculation is not None else (0,)
         self.num_input_tokens = config.speculation.num_input_tokens if config.speculation is not None else 0
+        self.encoder = EncoderCache(config.encoder) if config.encoder is not None else None
         self._num_admissions = 0
         self.previous = StepPlan(-1)  # the plan before the one that is being made
         self._under_way: list[StepPlan] = []  # plans that have not come back, where blocks are given up meanwhile
@@ -71,6 +73,8 @@ class RunningRequests:
 
     def leave(self, request: Request) -> None:
         """Remove a request that has no slot any more: finished, dropped or preempted."""
+        if self.encoder is not None:
+            self.encoder.free(request)
         del self.requests[request]
 
     def drop(self, request: Request) -> None:
@@ -178,6 +182,8 @@ class RunningRequests:
     def _chunks(self, budget: int, decodes: bool) -> list[tuple[Request, int]] | None:
         """Grants per prompt if all decodes get their token; None if the order must decide."""
         cohort = self.cohort
+        if self.encoder is not None and self._prompts:
+            return None  # images are encoded in turn
         left = budget - len(cohort.joined) if decodes else budget
         num_blocks = cohort.num_blocks_due if decodes else 0
         chunks: list[tuple[Request, int]] = []
@@ -261,6 +267,12 @@ class RunningRequests:
                 continue
             if not is_decode:
                 missing = self.chunk(missing, budget)
+            encoded: Sequence[int] = ()
+            if self.encoder is not None and request.encoder_inputs:
+                missing, encoded = self.encoder.fit(request, computed, missing, plan)
+                if not missing:
+                    plan.is_complete = False
+                    continue
             wanted = computed + missing
             if blocks.gives_up_rows:
                 self._release(request, computed)
@@ -282,6 +294,8 @@ class RunningRequests:
                 plan.decodes.append(request)
             else:
                 self._grant_chunk(request, missing, plan)
+            if encoded and self.encoder is not None:
+                self.encoder.encode(request, encoded, plan)
         self._sort_out()
         return budget
 
@@ -315,6 +329,8 @@ class RunningRequests:
             num_drafted, taken_back = plan.num_draft_tokens, _take_back(victim, plan, self._nodes)
             num_drafted -= plan.num_draft_tokens
             given_back += taken_back + (self.num_input_tokens if taken_back else 0)
+            if plan.encoded and self.encoder is not None:
+                self.encoder.take_back(victim, plan)
             self._preempt(victim, plan, victim.num_computed_tokens - (taken_back - num_drafted), num_known)
             if victim is request:
                 return None

@@ -153,6 +153,8 @@ class Scheduler:
         elif not self._withdraw(request):
             return False
         request.status = RequestStatus.ABORTED
+        if self._running.encoder is not None:
+            self._running.encoder.free(request)
         self.blocks.free(request, num_known)
         if self._discipline.frees_together and self._running:
             self._end_batch()
@@ -256,6 +258,7 @@ class Scheduler:
         adapters, scheduled = self.adapters, set[int]()
         if adapters is not None:
             scheduled = adapters.scheduled(plan, self._running.cohort.members)
+        encoder = self._running.encoder
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
             key, request = self._waiting[0]
             if request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request):
@@ -288,6 +291,11 @@ class Scheduler:
             if missing > budget and not (config.enable_chunked_prefill and config.keeps_kv):
                 break
             missing = min(missing, budget)
+            encoded: Sequence[int] = ()
+            if encoder is not None and request.encoder_inputs:
+                missing, encoded = encoder.fit(request, num_ready, missing, plan)
+                if not missing:
+                    break
             reserved = self._reservations.num_tokens(request, num_ready + missing + padding)
             num_whole = request.num_tokens if config.scheduler_reserve_full_isl else 0
             if has_come:
@@ -295,6 +303,8 @@ class Scheduler:
             else:
                 has_room = blocks.can_admit(request, reserved, num_whole, cached)
             if not has_room:
+                if encoder is not None:
+                    encoder.free(request)
                 break
             heapq.heappop(self._waiting)
             blocks.allocate(request, reserved, cached)
@@ -311,6 +321,8 @@ class Scheduler:
             self._enter(request, num_ready, missing, plan, now)
             if request.adapter is not None:
                 scheduled.add(request.adapter)
+            if encoded and encoder is not None:
+                encoder.encode(request, encoded, plan)
             if padding and self._drafting is not None:
                 self._drafting.pad(request, padding, plan)
             blocks.publish(request)
@@ -450,6 +462,8 @@ class Scheduler:
                 self._drafting.take_accepted(plan, num_accepted)
         plan.num_gaps = plan.num_samples - plan.note_uneven(now, cohort.last_token_at, self.irregular_gaps)
         self._running.come_back(plan)
+        if self._running.encoder is not None and self._running.encoder.release(plan):
+            self._may_admit = True
         finished, alone = (cohort.apply(plan, now), plan.singles) if cohort.covers(plan) else ([], plan.decodes)
         for sampled in (alone, plan.samples):
             for request in sampled:

@@ -9,6 +9,7 @@ from typing import Literal
 from perfmodel.models import architecture as arch
 from perfmodel.models.architecture import Attention, LatentAttention, Layer, LinearAttention, QuantizationSpec
 from perfmodel.models.model_changes import ModelChanges
+from perfmodel.models.vision import VisionEncoder
 
 # How tokens are drawn, cheapest first. random: from the whole distribution (a temperature alone); top_k, top_p: from a
 # part of it, which sorts it.
@@ -89,7 +90,8 @@ class ModelSpec:
     converts_fp8: cached FP8 becomes 16-bit numbers without an instruction, which no calibrated kernel has in it
     num_prediction_layers: layers of a head that predicts further tokens (MTP); they draft, and are in no other figure
     not_computed: fields of its file that change what it computes and that our decoder does not honour, as name=value
-    changed_from: of a changed model whose original has a file with weights: a run makes its weights of those"""
+    changed_from: of a changed model whose original has a file with weights: a run makes its weights of those
+    vision:       its encoder of images, if its family's is known"""
 
     name: str
     model_type: str
@@ -131,6 +133,7 @@ class ModelSpec:
     num_prediction_layers: int = 0
     not_computed: tuple[str, ...] = ()
     changed_from: ChangedFrom | None = None
+    vision: VisionEncoder | None = None
 
     @property
     def encoder_notes(self) -> tuple[str, ...]:
@@ -143,7 +146,8 @@ class ModelSpec:
             encoder_part = (
                 f"{self.extra_params / 1e9:.2g} billion parameters beside it (an encoder, as a rule) lie in memory"
             )
-        return (f"{self.name} is modelled as its text decoder: {inputs} are not modelled; {encoder_part}.",)
+        images = "images are those of traffic.images" if self.vision is not None else f"{inputs} are not modelled"
+        return (f"{self.name} is modelled as its text decoder: {images}; {encoder_part}.",)
 
     @property
     def weights_origin(self) -> str | None:

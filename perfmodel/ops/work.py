@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from perfmodel.errors import SpecError
+from perfmodel.models.vision import ImageGrid
 from perfmodel.ops.messages import Message
 from perfmodel.ops.problem_sizes import ProblemSize
 
@@ -23,6 +24,7 @@ class Depends(Enum):
     GROUP = "group"  # group_tokens
     SAMPLES = "samples"  # num_samples
     PREFILL = "prefill"  # prefills
+    IMAGES = "images"  # images
     DECODE = "decode"  # num_decodes, decode_tokens, decode_context, decode_windowed
     ADAPTERS = "adapters"  # num_adapters, adapter_tokens, num_tokens, num_samples
     MIXED = "mixed"  # prefills and what DECODE looks at; no work unless the step has both
@@ -43,7 +45,8 @@ class BatchShape(NamedTuple):
     drafting:        decodes that draft at least 1, 2 ... deep (pipelined: for the next round)
     num_draft_tokens: drafted tokens to verify, counted in `group_tokens` only; `verified` adds them
     num_adapters:    LoRA adapters that the step's requests name; -1: as many as on average (`AdapterMix`)
-    adapter_tokens:  query tokens of these requests"""
+    adapter_tokens:  query tokens of these requests
+    images:          that the encoder computes in this step"""
 
     num_tokens: int
     num_samples: int
@@ -57,6 +60,7 @@ class BatchShape(NamedTuple):
     num_draft_tokens: int = 0
     num_adapters: int = -1
     adapter_tokens: int = 0
+    images: tuple[ImageGrid, ...] = ()
 
     @property
     def num_queries(self) -> int:
@@ -85,7 +89,7 @@ class BatchShape(NamedTuple):
             self.drafting,
             self.num_draft_tokens,
         )
-        return BatchShape(tokens, samples, self.prefills, 0, 0, (), of_prompts), decodes
+        return BatchShape(tokens, samples, self.prefills, 0, 0, (), of_prompts, images=self.images), decodes
 
     def verified(self, spans: tuple[int, ...]) -> "BatchShape":
         """The step that verifies `num_draft_tokens`: more tokens, samples and KV; it drafts nothing."""

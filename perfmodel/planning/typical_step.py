@@ -28,6 +28,7 @@ from perfmodel.files.units import NonNegativeInt, PositiveInt
 from perfmodel.ops.work import BatchShape, decode_shape
 from perfmodel.renderable import Renderable
 from perfmodel.sim.records.result import RunResult
+from perfmodel.sim.traffic.workload import ImagePlan
 from perfmodel.specs.engine.formats import serving_notes
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Lengths
@@ -87,6 +88,13 @@ def mean_length(lengths: Lengths) -> float:
     return lengths.mean_tokens or float(_DEFAULT_CONTEXT)
 
 
+def mean_prompt(scenario: Scenario) -> float:
+    """Mean tokens of a prompt, its images included."""
+    traffic = scenario.traffic
+    text = mean_length(traffic.input_tokens) if traffic.input_tokens is not None else _DEFAULT_CONTEXT
+    return text + (ImagePlan(scenario).mean_tokens if traffic.images is not None else 0)
+
+
 def _prefill_shape(tokens: int) -> BatchShape:
     return BatchShape(num_tokens=tokens, num_samples=1, prefills=((tokens, 0),))
 
@@ -100,7 +108,7 @@ def _mean_context(scenario: Scenario) -> float:
     traffic = scenario.traffic
     if traffic.input_tokens is None or traffic.output_tokens is None:
         return _DEFAULT_CONTEXT
-    return mean_length(traffic.input_tokens) + mean_length(traffic.output_tokens) / 2
+    return mean_prompt(scenario) + mean_length(traffic.output_tokens) / 2
 
 
 def _mean_batch(
@@ -120,7 +128,7 @@ def _mean_batch(
     own, prompts_per_s, left = rate / replicas, 0.0, 1.0
     if prompt is not None and not scenario.cluster.is_disaggregated:
         prompts_per_s = own
-        left = 1.0 - own * prompt_s(max(1, round(mean_length(prompt))))
+        left = 1.0 - own * prompt_s(max(1, round(mean_prompt(scenario))))
     cannot = f"decoding alone cannot keep up with {rate:g} req/s" if left > 0 else "prompts alone take all of the time"
     batch = 1.0
     for _ in range(_MAX_ROUNDS):

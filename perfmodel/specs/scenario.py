@@ -104,6 +104,7 @@ class Scenario(CheckedSpec):
         is_owned = self.price is not None and self.price.owned is not None
         if is_owned and (self.site is None or self.site.usd_per_kwh is None):
             yield "got price.owned without a price of electricity; owned devices pay for theirs, set site.usd_per_kwh"
+        yield from self._conflicts_of_images()
         for deployment in self.cluster.deployments:
             if deployment.share is None or deployment.is_disaggregated:
                 yield from self._differing_kv_formats(deployment)
@@ -151,6 +152,37 @@ class Scenario(CheckedSpec):
             )
         if engine.enable_lora and pool.role != "unified":
             yield "got enable_lora in prefill and decode pools; only unified engines have it"
+
+    def _conflicts_of_images(self) -> Iterator[str]:
+        """What images in the traffic do not go with."""
+        images = self.traffic.images
+        for pool in self.pools if images is not None else ():
+            engine, model, place = pool.engine, pool.model or self.model, "traffic.images"
+            if model.vision is None:
+                yield f"got {place} for {model.name}, whose encoder is not known; choose a model as qwen3-vl-8b"
+                return
+            if (
+                images is not None
+                and not model.vision.takes_videos
+                and any(size.num_frames > 1 for size in images.sizes)
+            ):
+                yield f"got a video (num_frames above 1) for {model.name}, which takes images alone; set it to 1"
+            most, limit = model.vision.max_tokens, engine.max_num_batched_tokens
+            if engine.disable_chunked_mm_input and most > limit:
+                yield (
+                    f"got disable_chunked_mm_input with max_num_batched_tokens={limit}, below the {most} tokens of the "
+                    f"largest image; raise it, as vLLM asks, or let images be cut"
+                )
+            others = {
+                "prompt_compression": self.prompt_compression is not None,
+                "engine.speculative_config": engine.speculative_config is not None,
+                f"engine.batching={engine.batching}": engine.batching != "continuous",
+                f"engine.kv_cache={engine.kv_cache}": engine.kv_cache != "paged",
+                "engine.layer_split": engine.layer_split > 1,
+                f"engine.profile={engine.profile}": not engine.rules.encodes_in_steps,
+            }
+            for other in (name for name, is_given in others.items() if is_given):
+                yield f"got {place} beside {other}, which is not modelled together; leave out or change one of the two"
 
     def _differing_kv_formats(self, deployment: PoolGroup) -> Iterator[str]:
         """All pools of a deployment have one model and KV format; traffic splits may differ."""

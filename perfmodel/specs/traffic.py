@@ -142,6 +142,37 @@ class Prefix(CheckedSpec):
             )
 
 
+class ImageSize(Spec):
+    """An image or a video; in short 1280x720, or with frames 1280x720x16."""
+
+    width: PositiveInt  # pixels
+    height: PositiveInt  # pixels
+    num_frames: PositiveInt = 1  # above 1: a video
+    share: PositiveFloat = 1.0  # of the images, beside those of other sizes
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_short(cls, data: Any) -> Any:
+        if not isinstance(data, str):
+            return data
+        parts = data.lower().split("x")
+        if len(parts) not in (2, 3) or not all(part.isdigit() for part in parts):
+            raise ValueError(f"got {data!r}; expected WIDTHxHEIGHT in pixels, or WIDTHxHEIGHTxFRAMES, as in 1280x720")
+        return dict(zip(("width", "height", "num_frames"), map(int, parts), strict=False))
+
+
+class Images(Spec):
+    """Images at the beginning of each prompt, behind a shared prefix. No image comes twice."""
+
+    per_request: PositiveInt = 1  # beside the `input_tokens` of text
+    sizes: tuple[ImageSize, ...] = Field(min_length=1)  # drawn by their shares
+
+    @field_validator("sizes", mode="before")
+    @classmethod
+    def _one_alone(cls, sizes: Any) -> Any:
+        return sizes if isinstance(sizes, list | tuple) else [sizes]
+
+
 class Pause(Spec):
     """Seconds between an answer and the next turn: always `mean_s`, or drawn with this mean."""
 
@@ -259,6 +290,7 @@ class Traffic(CheckedSpec):
     priorities: tuple[NonNegativeInt, ...] = ()  # drawn uniformly; lower is served first
     classes: tuple[TrafficClass, ...] = ()  # shares add up to 1; the summary has each
     adapters: Adapters | None = None  # LoRA adapters that requests name
+    images: Images | None = None  # of each prompt
 
     @model_validator(mode="before")
     @classmethod
@@ -272,6 +304,11 @@ class Traffic(CheckedSpec):
     def _conflicts(self) -> Iterator[str]:
         if self.classes and self.priorities:
             yield "got classes beside priorities; each class has its own `priority`, leave the other out"
+        if self.images is not None:
+            repeats = self.prefix.num_prompts_per_group if self.prefix is not None else None
+            others = {"trace": self.trace, "conversations": self.conversations, "prefix.num_prompts_per_group": repeats}
+            for other in (name for name, given in others.items() if given):
+                yield f"got images beside {other}, whose prompts would repeat them; leave one of the two out"
         twice = [name for name, count in Counter(kind.name for kind in self.classes).items() if count > 1]
         if twice:
             yield f"got {twice[0]!r} as the name of more than one class; give each its own"

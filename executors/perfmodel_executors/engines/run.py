@@ -151,6 +151,8 @@ def _job(scenarios: Sequence[Scenario], arguments: dict[str, Any]) -> dict[str, 
     longest = min(Workload(scenarios[0]).max_model_len - 8, engine.max_num_batched_tokens)
     loads = []
     for scenario in scenarios:
+        if scenario.traffic.images is not None:
+            raise PerfmodelError(f"{scenario.name} has traffic.images, which are not executed; leave them out.")
         workload, sampling = Workload(scenario), vllm_arguments.sampling_arguments(scenario)
         chains = list(_chains(scenario, workload))
         loads.append({"sampling": sampling, "chains": chains, "concurrency": workload.concurrency})

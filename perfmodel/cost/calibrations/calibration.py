@@ -81,6 +81,7 @@ _NUM_FORMATS = {
     "attention_prefill": 3,
     "latent_decode": 3,
     "latent_prefill": 3,
+    "encoder_attention": 3,
 }
 
 
@@ -140,6 +141,8 @@ class Calibration(Spec):
 
         Sparse tensor cores reach the dense ones' share of their peak. Among fits of one family and rate, the domain
         nearest to the work's `traits` wins."""
+        if family == "encoder_attention" and not self.has_family(family):
+            family = "attention_prefill"
         rate = rate.removesuffix(SPARSE_RATE).removesuffix(MMA_SYNC_RATE)
         rates = (*((format, format.removesuffix(STATIC_SCALES)) if format else ()), rate)
         names = (*(f"{family}/{item}" for item in rates), family)

@@ -56,7 +56,7 @@ class _Memo:
     def __init__(self, tables: StepTables | DrawnTables, group: OperatorGroup) -> None:
         self._tables, self._group = tables, group
         self.key, self.by_token = group.key, group.by_token
-        self._is_varied = group.depends in (Depends.PREFILL, Depends.ADAPTERS)
+        self._is_varied = group.depends in (Depends.PREFILL, Depends.IMAGES, Depends.ADAPTERS)
         self.known: dict[Hashable, Used] = {}
         self._folded = Usage()  # of costs dropped to bound memory
 
@@ -118,6 +118,7 @@ class GraphCostModel:
         self._of_batch = [memo for depends, memo in self._memos.items() if depends in _OF_BATCH]
         self._shared = tuple(memo for depends, memo in self._memos.items() if depends in _BESIDE_BATCH)
         self._prompts = self._memos.get(Depends.PREFILL)
+        self._images = self._memos.get(Depends.IMAGES)
         self._batches: dict[tuple[int, int, int, int, int], _Batch] = {}
         self._curves: dict[tuple[int, int], list[Curve]] = {}
         self._mixed = tables.graph.mixed if tables.timer.mixes_attention else ()
@@ -152,7 +153,11 @@ class GraphCostModel:
                 device += self._drawn_prompts(shape, self._draw)
             if self._mixed and shape.num_decodes:
                 device += self._mixed_extra(shape)
-        duration = step_ticks(batch.serial, batch.hidden, device)
+        hidden = batch.hidden
+        if shape.images and self._images is not None:
+            device += self._images.use(shape)
+            hidden += self.host.encoder
+        duration = step_ticks(batch.serial, hidden, device)
         self._waited.total += duration - device
         return duration
 

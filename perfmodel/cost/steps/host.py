@@ -10,7 +10,7 @@ from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.tables import to_ps
 from perfmodel.ops.graphs.step import StepGraph
-from perfmodel.ops.work import BatchShape, decode_shape
+from perfmodel.ops.work import BatchShape, Depends, decode_shape
 
 # What comes once for a plan, and what comes with the layers of each stage.
 _NOT_OF_STAGES = dict.fromkeys(
@@ -38,6 +38,11 @@ class Host:
         self._hidden_prompt_s = self._prompt_factor * self.fit.launches_s(*graph.launched_layers)
         self._prompt, self._hidden_prompt = to_ps(self.prompt_s), to_ps(self._hidden_prompt_s)
         self._captured = self.fit.captured_tokens
+        encoders = (
+            0 if graph.stages else sum(node.count for node in graph.by_depends[Depends.IMAGES])
+        )  # never in graphs
+        self._encoder_s = self._prompt_factor * load_overheads().engine_launch_s * encoders
+        self.encoder = to_ps(self._encoder_s)
         self._known: list[tuple[int, int]] = []  # picoseconds, serial and hidden, by the number of sequences
 
     @property
@@ -48,12 +53,14 @@ class Host:
     def seconds(self, shape: BatchShape) -> tuple[float, float]:
         """Serial and hidden seconds of a step of `shape`."""
         serial, hidden = self._of(shape.num_decodes + len(shape.prefills))
+        if shape.images:
+            hidden += self._encoder_s
         if shape.prefills and shape.num_tokens > self._captured:
             return serial + self.prompt_s, hidden + self._hidden_prompt_s
         return serial, hidden
 
     def ticks(self, shape: BatchShape) -> tuple[int, int]:
-        """Serial and hidden picoseconds of a step of `shape`."""
+        """Serial and hidden picoseconds of a step of `shape`, without `encoder`, what it takes to launch an encoder."""
         num_sequences = shape.num_decodes + len(shape.prefills)
         if num_sequences >= len(self._known):
             for count in range(len(self._known), num_sequences + 1):

@@ -87,6 +87,7 @@ def _groups_of(graph: StepGraph) -> tuple[OperatorGroup, ...]:
             True,
         ),
         OperatorGroup(Depends.SAMPLES, attrgetter("num_samples"), lambda samples: BatchShape(0, samples), False),
+        OperatorGroup(Depends.IMAGES, attrgetter("images"), lambda images: BatchShape(0, 0, images=images), False),
         OperatorGroup(Depends.PREFILL, attrgetter("prefills"), lambda prefills: BatchShape(0, 0, prefills), False),
     )
     if graph.adapters is not None:

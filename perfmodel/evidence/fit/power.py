@@ -21,7 +21,8 @@ from perfmodel.cost.steps.tables import PS_PER_S, Usage
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.kernels import ends_of, residuals_of, rounded
 from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress, predictions_of
-from perfmodel.planning.typical_step import mean_length, typical_step
+from perfmodel.planning.typical_step import mean_length, mean_prompt, typical_step
+from perfmodel.sim.traffic.workload import ImagePlan
 
 _START = PowerFit(active_share=0.2, compute=1.0, exponent=0.5)
 _MAX_OFF = 1.4  # times: of predicted and measured steps
@@ -41,11 +42,15 @@ def steps_of(row: Observation) -> MeanStep:
     deployment that cannot be priced."""
     costs, traffic = step_costs(row.scenario), row.scenario.traffic
     decodes = typical_step(row.scenario, lambda shape: costs.estimate(shape).duration_s).shape
-    prompt, answer = (round(mean_length(item)) if item else 1 for item in (traffic.input_tokens, traffic.output_tokens))
+    prompt = round(mean_prompt(row.scenario))
+    answer = round(mean_length(traffic.output_tokens)) if traffic.output_tokens else 1
     begun = decodes.num_decodes / answer  # prompts per step
     count = max(1, round(begun))
     num_tokens, num_samples = decodes.num_tokens + count * prompt, decodes.num_samples + count
-    mixed = decodes._replace(num_tokens=num_tokens, num_samples=num_samples, prefills=((prompt, 0),) * count)
+    images = ImagePlan(row.scenario).grids * count if traffic.images is not None else ()
+    mixed = decodes._replace(
+        num_tokens=num_tokens, num_samples=num_samples, prefills=((prompt, 0),) * count, images=images
+    )
     share, usage, seconds = min(1.0, begun / count), Usage(), []
     for shape, times in ((decodes, 1.0 - share), (mixed, share)):
         model = costs.cost_model()
@@ -74,10 +79,10 @@ def predict_all(rows: Sequence[Observation], fit: PowerFit | None, progress: Pro
 
 
 def fit_power(rows: Sequence[Observation], is_crossed: bool = True) -> PowerFit:
-    """The fit to rows with `power`, `tokens_per_s` and `energy_per_token`. is_crossed: with residuals. Raises SpecError
-    without a row whose step is predicted."""
+    """The fit to rows of text with `power`, `tokens_per_s` and `energy_per_token`: sizes of images are assumed.
+    is_crossed: with residuals. Raises SpecError without a row whose step is predicted."""
     steps = []
-    for row in rows:
+    for row in (row for row in rows if row.scenario.traffic.images is None):
         with suppress(PerfmodelError):
             steps.append((row, steps_of(row)))
     fit = _fitted(steps)

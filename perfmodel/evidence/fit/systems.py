@@ -84,7 +84,7 @@ class _Fitted(NamedTuple):
 
 # Families that serving looks up; modules that were timed whole are predicted as the tables have them, and no more.
 _SERVED = {"collective", "collective_eager", "elementwise", "gemm", "moe", "attention_decode", "attention_prefill"}
-_SERVED |= {"latent_decode", "latent_prefill"}
+_SERVED |= {"latent_decode", "latent_prefill", "encoder_attention"}
 _KEYED = ("families", "others", "versions")  # fields of a calibration
 
 

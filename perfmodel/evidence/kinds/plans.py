@@ -9,7 +9,7 @@ A recording is JSON, optionally gzipped: `engine`, `version`, and `cases` of
               another engine's KV cache, which arrive within the step that needs them or, with `load_steps`, so many
               outcomes later, before its first admission; `loaded`: tokens that arrive if a load fails; `send_steps`:
               outcomes from its end until another engine has fetched its KV; `slot`: its slot, if the engine has slots;
-              `adapter`: the LoRA adapter that it names
+              `adapter`: the LoRA adapter that it names; `images`: [tokens before it, tokens, content] of each
     steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan; a
               fourth number repeats the grants for so many further steps, each after the last. A grant of 0 tokens: KV
               of that many tokens starts to arrive from another engine. SGLang's omit steps without decisions
@@ -31,7 +31,17 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from perfmodel.engine import HostBlocks, Request, RequestStatus, Scheduler, Speculation, StepPlan, scheduler_for
+from perfmodel.engine import (
+    EncoderInput,
+    EncoderRules,
+    HostBlocks,
+    Request,
+    RequestStatus,
+    Scheduler,
+    Speculation,
+    StepPlan,
+    scheduler_for,
+)
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.base import Spec
 from perfmodel.kv_groups import KVGroup
@@ -62,6 +72,7 @@ class _RecordedRequest(Spec):
     loaded: int | None = Field(default=None, ge=0)
     send_steps: int | None = Field(default=None, ge=1)
     adapter: int | None = None
+    images: tuple[tuple[int, int, int], ...] = ()
 
 
 class RecordedCase(Spec):
@@ -174,6 +185,7 @@ def _features_of(case: RecordedCase) -> list[str]:
         "aborts": any(request.abort is not None for request in case.requests),
         "KV transfer": config.get("kv_role"),
         "LoRA": config.get("enable_lora"),
+        "images": any(request.images for request in case.requests),
         "preemption": any(preempted for _, _, preempted in case.steps),
     }
     return [name for name, is_there in named.items() if is_there] or ["plain"]
@@ -194,6 +206,11 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
         config = replace(config, speculation=with_drafter(speculation, spec.rules, extras.drafter))
     if extras.kv_role is not None:
         config = replace(config, defers_frees=spec.defers_frees)
+    if extras.encoder_budget:
+        rules = EncoderRules(
+            extras.encoder_budget, extras.encoder_cache_size, extras.whole_images, spec.async_scheduling
+        )
+        config = replace(config, encoder=rules)
     estimates, transfers = config.estimates, _Transfers(case)
     blocks = kv_block_manager(
         spec,
@@ -279,6 +296,9 @@ class _Extras(Spec):
     cache_ram: bool = False  # --cache-ram with --cache-idle-slots
     kv_unified: bool = False
     kv_role: Literal["kv_consumer", "kv_both"] | None = None
+    encoder_budget: int = Field(default=0, ge=0)  # tokens of images in a step, and cached at once
+    encoder_cache_size: int = Field(default=0, ge=0)
+    whole_images: bool = False  # --disable-chunked-mm-input
 
     @property
     def groups(self) -> tuple[KVGroup, ...]:
@@ -363,12 +383,21 @@ def _requests_of(case: RecordedCase, spec: EngineSpec) -> dict[int, Request]:
         recorded = case.requests[number]
         num_full = recorded.prompt // spec.block_size if spec.enable_prefix_caching else 0
         num_shared = min(recorded.shared // spec.block_size, num_full)
+        images = tuple(EncoderInput(*image) for image in recorded.images)
         hashes: tuple[Hashable, ...] = tuple(
-            ("group", recorded.group, row, recorded.adapter) if row < num_shared else ("prompt", number, row)
+            (
+                "group",
+                recorded.group,
+                row,
+                recorded.adapter,
+                *(item for item in images if item.offset < (row + 1) * spec.block_size),
+            )
+            if row < num_shared
+            else ("prompt", number, row)
             for row in range(num_full)
         )
         result[number] = Request(number, place, recorded.prompt, recorded.output, hashes, recorded.priority)
-        result[number].adapter = recorded.adapter
+        result[number].encoder_inputs, result[number].adapter = images, recorded.adapter
     return result
 
 

@@ -338,14 +338,14 @@ _ENERGY_DIMENSIONS: Dimensions = {
     "batch": lambda pair: f"{pair.row.scenario.engine.max_num_seqs:,}",
 }
 _ENERGY_ABOUT = (
-    "Mean power of a server's GPUs and joules per output token under a steady load of text, beside the mean step at "
-    "the measured mean batch. The numbers of `power.yaml` are fitted to such rows, where its source says so: then "
-    "power is training data; times are not."
+    "Mean power of a server's GPUs and joules per output token under a steady load, beside the mean step at the "
+    "measured mean batch; sizes of images and videos are assumed. The numbers of `power.yaml` are fitted to such rows "
+    "of text, where its source says so: then power is training data; times are not."
 )
 
 
 def validate_energy(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Compare every row of text; the others are listed with the reason."""
+    """Compare every row; those that cannot be predicted are listed with the reason."""
     rows, left_out = read_energy_rows(path)
     return report_energy(predict_all(rows, None, progress), left_out)
 

@@ -22,6 +22,7 @@ from perfmodel.models.hf.fields import Fields, Json
 from perfmodel.models.hf.quantization import quantization_from_config
 from perfmodel.models.number_formats import format_of_dtype, with_quantization
 from perfmodel.models.spec import ModelSpec, layer_runs
+from perfmodel.models.vision import vision_encoder
 
 HF_QUANT_CONFIG = "hf_quant_config.json"  # ModelOpt's, beside a config.json
 _FORMATS = {"quantization_config", "compression_config", "quantization"}
@@ -100,6 +101,7 @@ def model_from_config(
         num_prediction_layers=fields.optional("num_nextn_predict_layers") or 0,
         not_computed=not_computed(fields),
         source=origin,
+        vision=vision_encoder(fields.outer, fields.integer("hidden_size")),
         **about,
     )
 

@@ -20,6 +20,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.adapters import adapter_mix
 from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.formats import served_model
+from perfmodel.ops.graphs.encoder import encoder_nodes
 from perfmodel.ops.graphs.layers import embedding_nodes, head_nodes, layer_nodes, on_host, passing_on_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
@@ -141,9 +142,10 @@ def build_graph(
     )
     method = model.sampling if sampling == "default" else sampling
     num_stages = context.shard.pp
+    encoders = encoder_nodes(context, engine.mm_encoder_tp_mode == "data")
 
     def graph(of: GraphPart) -> StepGraph:
-        nodes, mixed = _nodes(context, of, method, bytes_per_logit)
+        nodes, mixed = _nodes(context, of, method, bytes_per_logit, encoders)
         if engine.kv_cache == "off":
             nodes = [node for node in nodes if node.name.split("@")[0] != "kv_write"]
         return StepGraph(
@@ -165,7 +167,11 @@ def build_graph(
 
 
 def _nodes(
-    context: LayerContext, part: GraphPart, method: str, bytes_per_logit: float | None
+    context: LayerContext,
+    part: GraphPart,
+    method: str,
+    bytes_per_logit: float | None,
+    encoders: Sequence[OperatorNode],
 ) -> tuple[list[OperatorNode], tuple[tuple[OperatorNode, tuple[OperatorNode, ...]], ...]]:
     """The operators of `part`, and its mixed kernels (`StepGraph.mixed`)."""
     model, span = context.model, part.layers
@@ -173,7 +179,7 @@ def _nodes(
     reach = model.exits.reach[span.start : span.stop] if model.exits else None
     # Layers on the host, before the device's; None: it computes none and holds no table.
     stay = None if part.device_layers is None else max(0, len(layers) - part.device_layers)
-    embedded = embedding_nodes(context) if part.has_embedding else []
+    embedded = [*encoders, *embedding_nodes(context)] if part.has_embedding else []
     last = head_nodes(context, method, bytes_per_logit) if part.has_head else []
     nodes = [
         *(on_host([*embedded, *layer_nodes(layers[:stay], context)]) if stay is not None else embedded),

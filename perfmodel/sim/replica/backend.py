@@ -85,7 +85,8 @@ class PromptTime:
         tokens = _rounded(shape.num_tokens - num_decodes)
         seen = sum([computed for _, computed in prefills])
         others = _rounded(shape.group_tokens - shape.num_tokens) if shape.group_tokens else 0
-        key = (len(prefills), tokens, _rounded(num_decodes), seen >> 9, _rounded(shape.decode_context), others)
+        key: tuple[int, ...] = (len(prefills), tokens, _rounded(num_decodes), seen >> 9, _rounded(shape.decode_context))
+        key = (*key, others, _rounded(sum([image.num_patches for image in shape.images])))
         parts = self._parts.get(key)
         if parts is None:
             if len(self._parts) >= _MAX_PARTS:
@@ -225,6 +226,7 @@ def shape_of(plan: StepPlan, ahead: int | None = None, samples_parts: bool = Fal
             plan.num_draft_tokens + plan.num_padding_tokens,
             plan.num_adapters,
             plan.num_adapter_tokens,
+            tuple([item.grid for _, item in plan.encoded]) if plan.encoded else (),
         ),
     )
 

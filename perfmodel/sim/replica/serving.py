@@ -11,7 +11,16 @@ from perfmodel.cost import SpeculativeCostModel, StepCosts
 from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.cost.memory.offload import RestoreCost, least_restored_tokens, restore_cost
 from perfmodel.cost.memory.plan import num_buffers
-from perfmodel.engine import AdapterLimits, Estimates, HostBlocks, KVBlockManager, SchedulerConfig, ServeLoop, Slots
+from perfmodel.engine import (
+    AdapterLimits,
+    EncoderRules,
+    Estimates,
+    HostBlocks,
+    KVBlockManager,
+    SchedulerConfig,
+    ServeLoop,
+    Slots,
+)
 from perfmodel.engine.token_watch import TokenWatch
 from perfmodel.kv_groups import KVGroup
 from perfmodel.ops.formats import served_model
@@ -22,6 +31,7 @@ from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.traffic.distributions import class_shares
 from perfmodel.sim.traffic.draft_lengths import speculation_of
+from perfmodel.sim.traffic.workload import ImagePlan
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 
@@ -68,7 +78,19 @@ def scheduler_config(
         spans=model.attention_spans,
         speculation=speculation_of(scenario, cost_model),
         record_positions=record_positions,
+        encoder=_encoder_rules(scenario),
     )
+
+
+def _encoder_rules(scenario: Scenario) -> EncoderRules | None:
+    """What a step encodes, and what is cached: as many tokens as a step may compute, at least a largest image.
+
+    Source: vLLM, v1/core/encoder_cache_manager.py, `compute_mm_encoder_budget`."""
+    engine, vision = scenario.engine, scenario.model.vision
+    if scenario.traffic.images is None or vision is None:
+        return None
+    budget = max(engine.max_num_batched_tokens, vision.max_tokens, ImagePlan(scenario).longest)
+    return EncoderRules(budget, budget, engine.disable_chunked_mm_input, engine.plans_ahead)
 
 
 def engine_scheduler_config(engine: EngineSpec, max_model_len: int) -> SchedulerConfig:

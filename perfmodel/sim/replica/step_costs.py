@@ -15,7 +15,7 @@ _SCHEDULING = {
     *("attention_dp_timeout_iters", "batch_timeout_ms", "batching", "block_size", "enable_chunked_prefill"),
     *("enable_prefix_caching", "gpu_memory_utilization", "long_prefill_token_threshold", "max_model_len"),
     *("max_num_batched_tokens", "max_num_seqs", "num_gpu_blocks_override", "poll_every", "prefill_exclusive"),
-    *("max_cpu_loras", "reserve_output", "scheduler_reserve_full_isl", "scheduling_policy"),
+    *("disable_chunked_mm_input", "max_cpu_loras", "reserve_output", "scheduler_reserve_full_isl", "scheduling_policy"),
 }
 _REQUESTS_LOOKED_AT = 1000
 _recent: deque[tuple[tuple[Any, ...], ContextSpread | None, StepTables]] = deque(maxlen=4)

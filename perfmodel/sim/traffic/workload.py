@@ -6,14 +6,14 @@ leaps."""
 
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
-from itertools import chain, islice, repeat, tee
+from itertools import chain, cycle, islice, repeat, tee
 from math import ceil
 from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 
-from perfmodel.engine import Request
+from perfmodel.engine import EncoderInput, Request
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S, to_ticks
 from perfmodel.sim.traffic import distributions
@@ -26,6 +26,7 @@ ThinkTime = Callable[[int], int]  # number of the answered request -> ticks unti
 _CHUNK = 1024
 _CHUNKS_KEPT = 64  # requests in flight are near each other
 _PURPOSE = 0x7468696E6B  # "think": separate from the workload's streams
+_IMAGES = 0x696D616765  # "image", likewise
 
 
 def no_think_time(_: int) -> int:
@@ -57,6 +58,38 @@ def think_time_of(arrivals: Arrivals, seed: int) -> ThinkTime:
 _MAX_CLIPPED = 0.5  # of the prompts: beyond that the traffic is misrepresented
 
 
+class ImagePlan:
+    """Images of a scenario's prompts, behind the shared prefix, drawn by a stream of their own.
+
+    longest, max_tokens, mean_tokens: of an image; of a prompt's images with the tokens that mark their ends
+    grids: of a prompt with images of each size in turn"""
+
+    def __init__(self, scenario: Scenario) -> None:
+        images, vision, prefix = scenario.traffic.images, scenario.model.vision, scenario.traffic.prefix
+        assert images is not None
+        assert vision is not None
+        self._count, self._marks, self._seed = images.per_request, vision.rule.num_marks, scenario.seed
+        self._kinds = [vision.of_image(size.width, size.height, size.num_frames) for size in images.sizes]
+        lengths, shares = [tokens for _, tokens in self._kinds], np.array([size.share for size in images.sizes])
+        self._shares, self._begin = shares / shares.sum(), prefix.shared_tokens if prefix is not None else 0
+        self.longest = max(lengths)
+        self.max_tokens = self._count * (self.longest + self._marks)
+        self.mean_tokens = self._count * (float(self._shares @ lengths) + self._marks)
+        self.grids = tuple(grid for grid, _ in islice(cycle(self._kinds), self._count))
+
+    def added_to(self, drafts: Iterator["RequestDraft"]) -> Iterator["RequestDraft"]:
+        """`drafts` with their images, whose tokens are added to the prompts."""
+        rng = np.random.default_rng((_IMAGES, self._seed))
+        for number, draft in enumerate(drafts):
+            first = offset = min(self._begin, draft.num_prompt_tokens - 1)
+            images = []
+            for place, kind in enumerate(rng.choice(len(self._kinds), size=self._count, p=self._shares).tolist()):
+                grid, tokens = self._kinds[kind]
+                images.append(EncoderInput(offset + (self._marks + 1) // 2, tokens, (number, place), grid))
+                offset += tokens + self._marks
+            yield draft._replace(num_prompt_tokens=draft.num_prompt_tokens + offset - first, images=tuple(images))
+
+
 class RequestDraft(NamedTuple):
     """A request before it arrives; `arrival_s` is None in a closed loop.
 
@@ -72,6 +105,7 @@ class RequestDraft(NamedTuple):
     session: Hashable | None = None
     turn: int = -1
     pause_s: float = 0.0
+    images: tuple[EncoderInput, ...] = ()
 
     def compressed(self, ratio: float) -> "RequestDraft":
         """The request with its prompt shortened to `ratio`, keeping the original length."""
@@ -109,6 +143,9 @@ class Workload:
         self._classes = distributions.class_shares(scenario) if traffic.classes else None
         self._ratio = scenario.prompt_compression.ratio if scenario.prompt_compression is not None else None
         self._longest_prompt = int((self.max_model_len - 1) / (self._ratio or 1.0))
+        self._images = ImagePlan(scenario) if traffic.images is not None else None
+        if self._images is not None:
+            self._longest_prompt = max(self._longest_prompt - self._images.max_tokens, 1)
         self._is_clipped = traffic.input_tokens is not None and distributions.is_unbounded(traffic.input_tokens)
         self.num_drawn = self.num_clipped = self.num_cut = self.num_refused = 0
         lengths = traffic.input_tokens if traffic.trace is None else None
@@ -133,6 +170,8 @@ class Workload:
         if self.traffic.has_conversations:
             return chain.from_iterable(self._turns())
         drafts = self._traced() if self.traffic.trace is not None else self._drawn()
+        if self._images is not None:
+            drafts = self._images.added_to(drafts)
         if self._ratio is not None:
             ratio = self._ratio
             drafts = (draft.compressed(ratio) for draft in drafts)
@@ -176,6 +215,7 @@ class Workload:
             request.priority = self.traffic.classes[self._classes.of(number)].priority
         request.num_source_tokens = draft.num_source_tokens
         request.session, request.turn = draft.session, draft.turn
+        request.encoder_inputs = draft.images
         return request
 
     def refuses(self, request: Request | RequestDraft) -> bool:

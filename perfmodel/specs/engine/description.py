@@ -168,7 +168,8 @@ class BatchingRules(Spec):
                        share of it is in each micro-batch (even_share), or as many are in each stage (each)
     slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks
     serves_adapters:   requests name LoRA adapters, of which a step has at most `max_loras`, by kernels for all of them
-                       (grouped) or one by one"""
+                       (grouped) or one by one
+    encodes_in_steps:  images are encoded in the steps that need them, within a budget (`EncoderCache`)"""
 
     prefill_exclusive: bool = False  # prompts or decodes, prompts first; else both together
     reserves_output: bool = False
@@ -190,6 +191,7 @@ class BatchingRules(Spec):
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"
     slots: SlotRules | None = None
     serves_adapters: Literal["no", "grouped", "one_by_one"] = "no"
+    encodes_in_steps: bool = False
 
 
 class BufferRules(Spec):

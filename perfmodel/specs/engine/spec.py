@@ -175,6 +175,8 @@ class EngineSpec(VariantSpec):
     max_cpu_loras: PositiveInt | None = None  # adapters in the host's memory, those in slots, too; None: `max_loras`
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16  # of a slot, whatever an adapter's own is
     lora_target_modules: tuple[LoraModule, ...] | None = None  # that have adapters; None: all, with embedding and head
+    disable_chunked_mm_input: bool = False  # no chunk of a prompt ends within an image
+    mm_encoder_tp_mode: Literal["weights", "data"] = "weights"  # that ranks share out: the encoder's, or whole images
 
     @property
     def num_host_adapters(self) -> int:

@@ -10,6 +10,7 @@ from perfmodel.evidence.fit.power import fit_power, predict_energy, steps_of
 from perfmodel.evidence.kinds.runs import validate_energy
 from perfmodel.evidence.observation import Observation
 from perfmodel.evidence.sources.energy import read_energy_rows
+from perfmodel.planning.typical_step import mean_prompt
 
 NAMES = (
     "id,task,model,weight_precision,gpu,num_gpus,dp,max_num_seqs,engine,server_args,avg_batch_size,avg_output_len,"
@@ -29,9 +30,12 @@ def rows(tmp_path: Path) -> list[Observation]:
     ]
     file = tmp_path / "energy.csv"
     images = lines[0].replace("lm-arena-chat", "image-chat")
-    file.write_text("\n".join([NAMES, *lines, images]))
+    file.write_text("\n".join([NAMES, *lines, images, lines[0].replace("lm-arena-chat", "audio-chat")]))
     read, left_out = read_energy_rows(file)
-    assert [reason for _, reason in left_out] == ["image-chat: its images or videos are not modelled."]
+    assert [reason for _, reason in left_out] == [
+        "meta-llama/Llama-3.1-8B-Instruct: its encoder of images is not known.",
+        "audio-chat: its prompts are not known.",
+    ]
     return read
 
 
@@ -49,6 +53,28 @@ def test_a_full_batch_decodes_and_prompts_follow_the_answers_that_end(rows: list
         assert steps.median_s < steps.mean_s < 2 * steps.median_s
         assert metrics["energy_per_token"] * metrics["tokens_per_s"] == pytest.approx(metrics["power"])
         assert metrics["itl"] == pytest.approx(1e3 * steps.median_s)
+
+
+def test_prompts_of_an_image_model_have_its_tokens_and_its_encoder(tmp_path: Path) -> None:
+    """One image of 1,200 x 900 is 28 x 38 tokens of Qwen3-VL (900 / 32 = 28.1, 1,200 / 32 = 37.5, to even), with two
+    marks and 90 tokens of text: a mean step is longer than one of as much text by 8 / 400 of the encoder's time."""
+    row = "{0},{0},Qwen/Qwen3-VL-8B-Instruct,bfloat16,H100,1,1,8,vllm 0.11.1,,8,400,999,9,500,1"
+    file = tmp_path / "energy.csv"
+    file.write_text("\n".join([NAMES, row.format("image-chat")]))
+    (seen,), _ = read_energy_rows(file)
+    assert mean_prompt(seen.scenario) == 28 * 38 + 2 + 90
+    lengths = seen.scenario.traffic.input_tokens
+    assert lengths is not None
+    traffic = seen.scenario.traffic.model_copy(
+        update={"images": None, "input_tokens": lengths.model_copy(update={"value": 28 * 38 + 92})}
+    )
+    read = seen.under(seen.scenario.model_copy(update={"traffic": traffic}))
+    mean, other = (steps_of(row) for row in (seen, read))
+    assert mean.median_s == other.median_s
+    assert 8 / 400 * 0.005 < mean.mean_s - other.mean_s < 8 / 400 * 0.03
+    assert fit_power([seen, measured(read, FIT)], is_crossed=False) == fit_power(
+        [measured(read, FIT)], is_crossed=False
+    )
 
 
 def test_the_median_step_has_prompts_where_most_steps_have(tmp_path: Path) -> None:
@@ -80,5 +106,5 @@ def test_its_residuals_are_of_models_that_it_was_not_fitted_to(rows: list[Observ
 
 def test_the_comparison_has_power_and_energy_by_model(rows: list[Observation], tmp_path: Path) -> None:
     report = validate_energy(tmp_path / "energy.csv")
-    assert (report.rows, report.covered) == (9, 8)
+    assert (report.rows, report.covered) == (10, 8)
     assert set(report.metrics) == {"itl", "tokens_per_s", "power", "energy_per_token"}

@@ -12,6 +12,7 @@ from perfmodel.engine import GroupedKVBlocks, KVBlockManager, RadixKVBlocks, Sch
 from perfmodel.engine.adapters import AdapterSlots
 from perfmodel.engine.decode_cohort import DecodeCohort
 from perfmodel.engine.drafting import DraftingRequests
+from perfmodel.engine.encoder_cache import EncoderCache
 from perfmodel.engine.estimating import RetractingRequests
 from perfmodel.engine.running import RunningRequests
 from perfmodel.engine.slots import SlottedRequests
@@ -398,6 +399,51 @@ def shares_blocks_between_adapters(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plans, "_requests_of", alike)
 
 
+# Of images.
+
+
+def encodes_as_much_as_it_likes(patch: pytest.MonkeyPatch) -> None:
+    _with_encoder(patch, budget=10**6)
+
+
+def caches_as_much_as_it_likes(patch: pytest.MonkeyPatch) -> None:
+    _with_encoder(patch, cache_size=10**6)
+
+
+def cuts_whole_images(patch: pytest.MonkeyPatch) -> None:
+    _with_encoder(patch, is_whole=False)
+
+
+def gives_up_images_with_a_plan_in_flight(patch: pytest.MonkeyPatch) -> None:
+    _with_encoder(patch, is_ahead=False)
+
+
+def _with_encoder(patch: pytest.MonkeyPatch, **rules: object) -> None:
+    init = EncoderCache.__init__
+    patch.setattr(EncoderCache, "__init__", lambda self, own: init(self, replace(own, **rules)))
+
+
+def keeps_images_to_the_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EncoderCache, "release", lambda self, plan: False)
+
+
+def drops_the_newest_image(patch: pytest.MonkeyPatch) -> None:
+    make_room = EncoderCache._make_room
+
+    def newest_first(self, num_tokens):
+        self._unneeded = dict(reversed(self._unneeded.items()))
+        try:
+            return make_room(self, num_tokens)
+        finally:
+            self._unneeded = dict(reversed(self._unneeded.items()))
+
+    patch.setattr(EncoderCache, "_make_room", newest_first)
+
+
+def encodes_equal_images_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EncoderCache, "_need", lambda self, request, number: number in self._held.get(request, ()))
+
+
 # Recording -> how many of its cases are replayed, one in so many, and the rules.
 WRONG_RULES = {
     "vllm_0.30.0": (
@@ -457,6 +503,18 @@ WRONG_RULES = {
             counts_adapters_of_all_that_run,
             lets_the_skipped_go_last,
             shares_blocks_between_adapters,
+        ),
+    ),
+    "vllm_0.30.0_images": (
+        (150, 1),
+        (
+            caches_as_much_as_it_likes,
+            cuts_whole_images,
+            drops_the_newest_image,
+            encodes_as_much_as_it_likes,
+            encodes_equal_images_again,
+            gives_up_images_with_a_plan_in_flight,
+            keeps_images_to_the_end,
         ),
     ),
     "sglang_0.5.23": (

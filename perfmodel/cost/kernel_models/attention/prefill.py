@@ -17,6 +17,7 @@ a ramp with prompt length. Measured kernels include the KV cache write; in vLLM 
 a thread per element, which costs threads, not bytes.
 Source: Dao 2023 (FlashAttention-2), Shah et al. 2024 (FlashAttention-3); tile sizes from their sources."""
 
+from collections import Counter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -104,7 +105,8 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
     kernel, prompts = fit.kernel, _sizes(work, problem)
     plain = _together([_plain(sizes, kernel, SCALARS) for sizes in prompts])
     packed = None
-    if kernel.packs == "worthwhile" or (kernel.packs == "single" and all(sizes.tokens == 1 for sizes in prompts)):
+    is_single = kernel.packs == "single" and all(sizes.tokens == 1 for sizes in prompts)
+    if problem.is_causal and (kernel.packs == "worthwhile" or is_single):
         packed = _together([_packed(sizes, kernel, SCALARS) for sizes in prompts])
     first = prompts[0]
     if problem.has_block_per_head:
@@ -120,7 +122,9 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
 
 def _sizes(work: Work, problem: PrefillSize) -> list[PrefillSizes]:
     io_bytes, kv_bytes = work.activation_bytes / problem.tokens, work.kv_bytes / problem.kv_tokens
-    return [PrefillSizes(problem.heads, tokens, cached, 1.0, io_bytes, kv_bytes) for tokens, cached in problem.prefills]
+    rest = io_bytes, kv_bytes, problem.is_causal
+    equal = Counter(problem.prefills).items() if not problem.is_causal else ((one, 1) for one in problem.prefills)
+    return [PrefillSizes(problem.heads, *one, float(count), *rest) for one, count in equal]
 
 
 def _seconds(
