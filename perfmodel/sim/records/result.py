@@ -69,7 +69,7 @@ def workload_notes(workload: Workload) -> list[str]:
         notes.append(f"{workload.num_cut:,} of {total} have answers that end where the context is full, at {limit}.")
     if workload.num_left_out:
         notes.append(
-            f"{workload.num_left_out:,} requests of agents' sessions are left out: from the first prompt beyond {limit} "
+            f"{workload.num_left_out:,} requests of agents' sessions are left out, from a prompt beyond {limit} "
             f"on; raise engine.max_model_len."
         )
     if workload.num_resumed:
