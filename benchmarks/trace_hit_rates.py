@@ -26,8 +26,8 @@ _PUBLISHED = (
     (
         "40 %",
         "this trace (12,031 requests of 12,035 tokens on average), without a bound",
-        "the workload's \"cache ratio\", Qin et al., FAST '25 (https://www.usenix.org/conference/fast25/presentation/qin); "
-        "as remembered, the paper's table was not at hand when this was written",
+        '"cache ratio", Qin et al., FAST 2025 (https://www.usenix.org/conference/fast25/presentation/qin); as remembered, '
+        "the paper's table was not at hand when this was written",
     ),
     (
         "30 % at 1,000 blocks, 50 % from 50,000 on",
@@ -97,8 +97,8 @@ def main() -> int:
         text += f"{rows[0].hash_block_size} tokens, one request after the other, in one cache.\n\n{table}\n\n"
         text += "## Published\n\n| published | of | where |\n|---|---|---|\n"
         text += "".join(f"| {' | '.join(row)} |\n" for row in _PUBLISHED)
-        text += f"\nWithout a bound, {mean:.1%} of a request are found on average, and {shares[0]:.1%} of all tokens; which "
-        text += "of the two the published ratio is, is not known.\n"
+        text += f"\nWithout a bound, {mean:.1%} of a request are found on average, and {shares[0]:.1%} of all tokens; "
+        text += "which of the two the published ratio is, is not known.\n"
         asked.report.write_text(text, encoding="utf-8", newline="\n")
     return 0
 
