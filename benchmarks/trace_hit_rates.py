@@ -26,7 +26,7 @@ _PUBLISHED = (
     (
         "40 %",
         "this trace (12,031 requests of 12,035 tokens on average), without a bound",
-        '"cache ratio", Qin et al., FAST 2025 (https://www.usenix.org/conference/fast25/presentation/qin); as remembered, '
+        '"cache ratio", Qin et al., FAST 2025 (https://www.usenix.org/conference/fast25/presentation/qin); remembered, '
         "the paper's table was not at hand when this was written",
     ),
     (

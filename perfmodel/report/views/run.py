@@ -215,10 +215,10 @@ def conversation_tables(summary: Mapping[str, Any]) -> Iterator[Table]:
     rows = []
     for turn in talks["turns"]:
         cached = None if turn["cached_share"] is None else 100 * turn["cached_share"]
-        sizes = (format_optional(turn["mean_prompt_tokens"], ",.0f"), format_optional(cached, ".1f"))
+        sizes = [format_optional(turn["mean_prompt_tokens"], ",.0f"), format_optional(cached, ".1f")]
         times = (format_optional(turn[name], ",.1f") for name in ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms"))
         if (ideal := turn.get("ideal_cached_share")) is not None:
-            sizes = (*sizes, f"{100 * ideal:.1f}")
+            sizes.append(f"{100 * ideal:.1f}")
         rows.append((turn["turn"], f"{turn['requests']:,}", *sizes, *times))
     head: tuple[str, ...] = (
         "turn",

@@ -169,8 +169,8 @@ def read_conversations(path: str | Path, format_: str) -> Iterator[RecordedConve
 
 
 def engine_blocks(num_tokens: int, hashes: Sequence[int], of_trace: int, size: int) -> tuple[int, ...]:
-    """Contents of a prompt's full blocks of `size` tokens, from `hashes` of its blocks of `of_trace` tokens: a block of
-    512 is 32 of 16; a block that spans several is equal if all of these are."""
+    """Contents of the full blocks, of `size` tokens, of a prompt of `num_tokens`, from `hashes` of its blocks of
+    `of_trace` tokens: a block of 512 is 32 of 16; a block that spans several is equal if all of these are."""
     num_blocks = min(num_tokens, len(hashes) * of_trace) // size
     per_block, rest = divmod(of_trace, size)
     if not rest:
