@@ -22,6 +22,7 @@ FEATURES = (
     "transfer",
     "lora",
     "images",
+    "samples",
 )
 
 _SPECULATION = ("speculation", "async-speculation", "drafters")
@@ -51,6 +52,10 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         if feature != "states" and rng.random() < 0.6:
             config["num_blocks"] = _num_blocks(rng, config)
     requests = _requests(rng, config)
+    if feature == "samples":
+        config["enable_prefix_caching"] = True
+        config["async_scheduling"] = rng.random() < 0.5
+        requests = _samples(rng, config)
     if feature == "transfer":
         config["kv_role"] = rng.choice(["kv_both", "kv_both", "kv_consumer"])
         config["async_scheduling"] = rng.random() < 0.5
@@ -116,6 +121,19 @@ def _request(
     output = rng.randrange(1, min(config["max_model_len"] - prompt, rng.choice([4, 40, 180])) + 1)
     drawn = {"arrival": arrival, "prompt": prompt, "output": output, "shared": shared, "group": group[0]}
     return {**drawn, "priority": rng.randrange(3) if config["scheduling_policy"] == "priority" else 0}
+
+
+def _samples(rng: random.Random, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Several answers of each prompt, which come at once: what vLLM's ParentRequest makes of `n`."""
+    requests = []
+    longest = rng.choice([40, 200, config["max_model_len"] - 200])
+    for group in range(rng.randrange(1, 8)):
+        arrival, prompt = rng.choice([0, rng.randrange(60)]), rng.randrange(1, longest)
+        first = _request(rng, arrival, longest, (group, 0), config)
+        same = {**first, "prompt": prompt, "shared": prompt}
+        most = min(config["max_model_len"] - prompt, 180)
+        requests += [{**same, "output": rng.randrange(1, most + 1)} for _ in range(rng.choice([2, 4, 8]))]
+    return requests
 
 
 def _script_transfers(rng: random.Random, config: dict[str, Any], requests: list[dict[str, Any]]) -> None:

@@ -141,7 +141,8 @@ def _notes(scenario: Scenario, executed: ExecutedCluster, monitor: RunMonitor, n
 
 def _token_store(scenario: Scenario) -> TokenStore:
     text, around = text_of(scenario)
-    return TokenStore(scenario.model.vocab_size, scenario.engine.kv_block_tokens, scenario.seed, text, around)
+    ids, has_answers = (scenario.model.vocab_size, scenario.engine.kv_block_tokens), not scenario.traffic.has_sessions
+    return TokenStore(*ids, scenario.seed, text, around, has_answers)
 
 
 def _backend(
@@ -284,8 +285,8 @@ def _num_tokens(scenario: Scenario) -> int:
     """Tokens of all prompts and answers of the scenario, but for each answer's last token, which no step reads."""
     workload = Workload(scenario)
     turns: Iterable[Request] = workload.requests()
-    if scenario.traffic.has_conversations:
-        turns = (turn for conversation in workload.conversations() for _, turn in conversation)
+    if scenario.traffic.has_conversations or scenario.traffic.rollouts is not None:
+        turns = (turn for conversation in workload.conversations() for _, turn, _ in conversation)
     return sum(turn.num_prompt_tokens + turn.max_output_tokens - 1 for turn in turns)
 
 

@@ -12,7 +12,8 @@ from perfmodel.sim.traffic.distributions import hashes
 
 class TokenStore:
     """Prompt and output token ids per request. text: ids of a text to cut prompts from; else they are random; around:
-    ids before and after what a request says, for prompts that have room for them"""
+    ids before and after what a request says, for prompts that have room for them; has_answers: later turns of a
+    conversation repeat its answers, else what a prompt repeats is in its hashes"""
 
     def __init__(
         self,
@@ -21,9 +22,10 @@ class TokenStore:
         seed: int = 0,
         text: Sequence[int] = (),
         around: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        has_answers: bool = True,
     ) -> None:
         self._vocab_size, self._block_size, self._seed = vocab_size, block_size, seed
-        self._text, self._around = text, around
+        self._text, self._around, self._has_answers = text, around, has_answers
         self._tokens: dict[int, list[int]] = {}
         self._said: dict[Hashable, list[int]] = {}  # in each conversation, up to its last answer
 
@@ -53,7 +55,7 @@ class TokenStore:
 
     def finish(self, request: Request) -> None:
         """`request` is answered: of a conversation's turn the text stays until the next one asks."""
-        if request.turn >= 0:
+        if request.turn >= 0 and self._has_answers:
             self._said[request.session] = list(self.of(request))
 
     def release(self, request: Request) -> None:
@@ -62,7 +64,7 @@ class TokenStore:
 
     def _prompt(self, request: Request) -> list[int]:
         size, length = self._block_size, request.num_prompt_tokens
-        if request.turn > 0:
+        if request.turn > 0 and self._has_answers:
             prompt = self._said.pop(request.session)
             return prompt + self._draw(f"request {request.request_id} from {len(prompt)}", length - len(prompt))
         before, after = self._around

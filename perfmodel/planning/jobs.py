@@ -89,6 +89,8 @@ def plan_job(run: Runs, stages: Watch, on_preliminary: OnPreliminary) -> JobPlan
             f"plan.objective={spec.objective} is for a job that is there at once, and arrivals of process "
             f"{scenario.traffic.arrivals.process} are not; give traffic.arrivals={{process: burst}}."
         )
+    if scenario.traffic.rollouts is not None:
+        raise SpecError("plans of jobs are for one burst; leave traffic.rollouts out to plan one iteration.")
     with stages("screening"):
         space = enumerate_space(run.base, spec)
         unified = [candidate for candidate in space.candidates if candidate.ratio is None]

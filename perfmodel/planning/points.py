@@ -4,7 +4,7 @@ rate within the SLO, as papers state a server's capacity."""
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from math import inf
 from typing import Any
 
@@ -29,6 +29,7 @@ from perfmodel.specs.scenario import Scenario
 # Of the search for a capacity.
 _PRECISION = 0.02
 _MAX_DOUBLINGS = 16
+_MAX_USERS = 16_384
 Found = tuple[float, str]  # in the metric's own unit, and what it is made of
 
 
@@ -58,6 +59,31 @@ def max_request_rate(scenario: Scenario) -> float:
             f"{arrivals.rate * 2**_MAX_DOUBLINGS:,.0f} requests/s, which is all at once; raise traffic.num_requests."
         )
     return rate
+
+
+def max_concurrency(scenario: Scenario) -> float:
+    """Users of a closed loop, such as agents at once, at which the scenario's `slo` is met as in `max_request_rate`;
+    exact up to 50, else within 2 %. Raises SpecError without an SLO or a closed loop, or if one user is too many."""
+    arrivals = scenario.traffic.arrivals
+    if not scenario.slo.is_given or arrivals.concurrency is None:
+        raise SpecError(
+            "max_concurrency needs an `slo`, as in slo: {ttft_ms: 2000}, and users to begin with, as in "
+            "traffic.arrivals: {process: closed_loop, concurrency: 8}."
+        )
+
+    @cache
+    def is_served(users: int) -> bool:
+        if users > _MAX_USERS:
+            raise SpecError(f"max_concurrency: the slo is met even with {users // 2:,} users; make it stricter.")
+        changed = scenario.traffic.model_copy(update={"arrivals": arrivals.model_copy(update={"concurrency": users})})
+        at_users = scenario.model_copy(update={"traffic": changed})
+        return meets_slo(scenario, sim.simulate(at_users, keep_steps=False).summary)
+
+    samples = scenario.traffic.samples_per_prompt  # of each user
+    users = highest(lambda value: is_served(max(round(value), 1) * samples), arrivals.concurrency / samples)
+    if users is None:
+        raise SpecError("max_concurrency: the slo is missed even with one user; relax it.")
+    return float(max(round(users), 1) * samples)
 
 
 def at_rate(scenario: Scenario, rate: float) -> Scenario:
@@ -182,6 +208,8 @@ def shares_text(shares: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
 
 
+# Metrics of runs that are searched for.
+CAPACITIES = {"max_request_rate": max_request_rate, "max_concurrency": max_concurrency}
 Run = Callable[[Scenario], RunResult]  # serves a scenario's traffic, on either clock
 _STEP = "step."  # overrides that begin so are of the point's own step
 
@@ -267,8 +295,9 @@ def _measured(scenario: Scenario, step: StepSpec | None, point: Point, run: Run 
         names[basis_by_name(name)].append(name)
     values: dict[str, float | None] = {}
     record = Record()
-    if "max_request_rate" in names["run"]:
-        values["max_request_rate"] = max_request_rate(scenario)
+    for name, search in CAPACITIES.items():
+        if name in names["run"]:
+            values[name] = search(scenario)
     if of_run := [name for name in names["run"] if name not in values]:
         serve = run or partial(sim.simulate, keep_steps=False, intervals=point.intervals)
         result = serve(scenario)

@@ -105,6 +105,8 @@ class Scenario(CheckedSpec):
         if is_owned and (self.site is None or self.site.usd_per_kwh is None):
             yield "got price.owned without a price of electricity; owned devices pay for theirs, set site.usd_per_kwh"
         yield from self._conflicts_of_images()
+        if self.sampling.method == "greedy" and self.traffic.samples_per_prompt > 1:
+            yield "got greedy sampling with samples_per_prompt above 1, which vLLM refuses: all answers would be one"
         for deployment in self.cluster.deployments:
             if deployment.share is None or deployment.is_disaggregated:
                 yield from self._differing_kv_formats(deployment)

@@ -202,16 +202,38 @@ class Conversations(CheckedSpec):
             yield "got a tool_share without tool_time; give the seconds that a tool takes"
 
 
-CONVERSATION_FORMATS = ("conversations", "sharegpt", "aiperf", "guidellm")  # of traces: a conversation a line
+class Rollouts(Spec):
+    """Iterations of reinforcement learning: `num_requests` new answers at once; when all have come the weights are
+    updated, which empties the prefix cache, and the next iteration begins.
+
+    weight_update_s: from an iteration's last answer to the next iteration, in which engines generate nothing
+    max_answer_tokens: of an answer in one iteration (partial rollouts, Kimi k1.5: arXiv 2501.12599): it is cut there,
+                     and goes on in the next, which computes its prompt and its tokens so far again"""
+
+    iterations: PositiveInt = 1
+    weight_update_s: Seconds = Field(default=0.0, ge=0)
+    max_answer_tokens: PositiveInt | None = None
+
+
+# Of traces: a conversation a line; `agents`: a session of kv-cache-tester's
+CONVERSATION_FORMATS = ("conversations", "sharegpt", "aiperf", "guidellm", "agents")
 _WITHOUT_ANSWERS = ("aiperf", "guidellm")  # may have no lengths of answers
 
 
 class Trace(Spec):
-    """A file of recorded requests, or conversations; `speedup` divides the gaps."""
+    """A file of recorded requests, or conversations; `speedup` divides the gaps.
+
+    repeat:      conversations come so many times, each time as others that share nothing with the first; by default
+                 once, and agents' sessions in a closed loop as often as gives each user two
+    max_pause_s: longest pause before a turn, as recorded ones last hours (kv-cache-tester: --max-delay)"""
 
     path: str
-    format: Literal["azure", "mooncake", "burstgpt", "csv", "jsonl", "conversations", "sharegpt", "aiperf", "guidellm"]
+    format: Literal[
+        "azure", "mooncake", "burstgpt", "csv", "jsonl", "conversations", "sharegpt", "aiperf", "guidellm", "agents"
+    ]
     speedup: PositiveFloat = 1.0
+    repeat: PositiveInt | None = None
+    max_pause_s: Seconds | None = Field(default=None, ge=0)
 
     @property
     def has_conversations(self) -> bool:
@@ -291,6 +313,10 @@ class Traffic(CheckedSpec):
     classes: tuple[TrafficClass, ...] = ()  # shares add up to 1; the summary has each
     adapters: Adapters | None = None  # LoRA adapters that requests name
     images: Images | None = None  # of each prompt
+    # `n` of OpenAI's API and of vLLM's SamplingParams, `group_size` of RL. Each answer is a request of its own in
+    # `num_requests`, rates and results, as it is in vLLM's scheduler; those of a prompt come at once and share its KV
+    samples_per_prompt: PositiveInt = 1
+    rollouts: Rollouts | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -335,7 +361,23 @@ class Traffic(CheckedSpec):
                 continue
             if name == "input_tokens" or trace.format not in _WITHOUT_ANSWERS:
                 yield f"got {name} beside a trace of {trace.format}, which has them; leave one out"
+        yield from self._sampling_conflicts()
         yield from self._missing()
+
+    def _sampling_conflicts(self) -> Iterator[str]:
+        trace, loop, samples = self.trace, self.arrivals.concurrency, self.samples_per_prompt
+        if trace is not None and not trace.has_conversations and (trace.repeat or trace.max_pause_s is not None):
+            yield f"got repeat or max_pause_s for a trace of {trace.format}; leave them out, conversations have them"
+        if trace is not None and (trace.repeat or 1) > 1 and self.arrivals.process == "trace":
+            yield "got trace.repeat with arrivals at the trace's times, which do not repeat; give other arrivals"
+        if samples > 1 and (trace is not None or self.conversations is not None or self.classes):
+            yield "got samples_per_prompt beside a trace, conversations or classes, of which each prompt has one answer"
+        if samples > 1 and loop is not None and loop % samples:
+            yield f"got concurrency {loop}, which counts answers; expected a multiple of samples_per_prompt={samples}"
+        if self.rollouts is None:
+            return
+        if not self.is_offline or trace is not None or self.conversations is not None:
+            yield "got rollouts, whose iterations are bursts of drawn prompts; leave out other arrivals and traces"
 
     def _missing(self) -> Iterator[str]:
         """A sentence per missing field, and for runs that would be too long."""
@@ -363,6 +405,11 @@ class Traffic(CheckedSpec):
         return self.conversations is not None or (self.trace is not None and self.trace.has_conversations)
 
     @property
+    def has_sessions(self) -> bool:
+        """Whether requests are recorded sessions of agents, whose hashes say what prompts share."""
+        return self.trace is not None and self.trace.format == "agents"
+
+    @property
     def expected_requests(self) -> float | None:
         """Expected requests, averaged over seeds; None for a trace."""
         counts = [] if self.num_requests is None else [float(self.num_requests)]
@@ -370,7 +417,8 @@ class Traffic(CheckedSpec):
             counts.append(sum(stage.rate * stage.duration_s for stage in self.arrivals.stages))
         elif self.arrivals.process in _RATES and self.duration_s is not None and self.arrivals.rate is not None:
             counts.append(self.arrivals.rate * self.duration_s)
-        return min(counts, default=None)
+        iterations = 1 if self.rollouts is None else self.rollouts.iterations
+        return min(counts) * iterations if counts else None
 
     @property
     def is_offline(self) -> bool:

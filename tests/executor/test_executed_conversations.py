@@ -1,5 +1,7 @@
 """Turns of conversations, executed: a prompt has the model's own answers in it, and finds their KV in the cache."""
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
@@ -66,3 +68,64 @@ def test_both_clocks_serve_the_same_turns():
             for each in (executed, simulated)
         ]
         assert columns[0] == columns[1]
+
+
+def with_traffic(traffic):
+    scenario = conversations()
+    return scenario.model_copy(update={"traffic": type(scenario.traffic).model_validate(traffic)})
+
+
+def shares_of(result):
+    """(prompt, answer, cached tokens) of each request."""
+    rows = result.requests
+    counts = (rows.num_prompt_tokens, rows.num_output_tokens, rows.num_cached_tokens)
+    return dict(zip(rows.request_id.tolist(), zip(*(each.tolist() for each in counts), strict=True), strict=True))
+
+
+def test_a_session_that_forks_has_the_texts_of_its_hashes_on_both_clocks(texts, tmp_path):
+    """Prompts that share hashes begin alike, a changed one does not, and caching changes no text."""
+    blocks = [[1, 2], [1, 2, 3], [1, 2, 4], [1, 5]]
+    requests = [
+        {"t": 9.0 * number, "in": 16 * len(ids) + 3, "out": 4, "hash_ids": ids, "think_time": 1.0, "api_time": 8.0}
+        for number, ids in enumerate(blocks)
+    ]
+    path = tmp_path / "sessions.jsonl"
+    path.write_text(json.dumps({"block_size": 16, "requests": requests}), encoding="utf-8")
+    scenario = with_traffic(
+        {
+            "arrivals": {"process": "closed_loop", "concurrency": 1},
+            "trace": {"path": str(path), "format": "agents", "repeat": 1},
+        }
+    )
+    executed = execute_scenario(scenario)
+    with_cache = dict(texts)
+    assert shares_of(executed) == shares_of(simulate(scenario))
+    assert [cached for _, _, cached in shares_of(executed).values()] == [0, 32, 32, 16]
+    texts.clear()
+    execute_scenario(
+        scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"enable_prefix_caching": False})})
+    )
+    assert with_cache == texts
+    prompts = [texts[number][0] for number in range(4)]
+    assert prompts[1][:32] == prompts[2][:32] == prompts[0][:32]
+    assert prompts[3][:16] == prompts[0][:16]
+    assert prompts[3][16:32] != prompts[0][16:32]
+
+
+def test_answers_of_a_prompt_and_their_iterations_run_on_both_clocks():
+    scenario = with_traffic(
+        {
+            "arrivals": {"process": "burst"},
+            "num_requests": 8,
+            "samples_per_prompt": 4,
+            "input_tokens": {"distribution": "fixed", "value": 40},
+            "output_tokens": {"distribution": "uniform", "low": 2, "high": 20},
+            "rollouts": {"iterations": 2, "weight_update_s": 3, "max_answer_tokens": 12},
+        }
+    )
+    executed, simulated = execute_scenario(scenario), simulate(scenario)
+    assert shares_of(executed) == shares_of(simulated)
+    for result in (executed, simulated):
+        first, second = sorted(set(result.requests.arrival_s.tolist()))
+        ends = result.requests.finished_s[result.requests.arrival_s == first]
+        assert second == pytest.approx(ends.max() + 3, abs=0.05)

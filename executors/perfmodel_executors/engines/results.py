@@ -37,7 +37,9 @@ def collected(
     turns, expected = scenario.traffic.has_conversations, Workload(scenario).num_requests
     totals: dict[str, Any] = {}
     conversations = Workload(scenario).conversations() if turns else ()
-    turn_of = {request.request_id: (request.session, request.turn) for chain in conversations for _, request in chain}
+    turn_of = {
+        request.request_id: (request.session, request.turn) for chain in conversations for _, request, _ in chain
+    }
     with Collector(out, has_turns=turns) as collector, ExitStack() as stack:
         chunks = None
         if out is not None:

@@ -167,6 +167,13 @@ def _job(scenarios: Sequence[Scenario], arguments: dict[str, Any]) -> dict[str, 
 
 def _chains(scenario: Scenario, workload: Workload) -> Iterator[list[list[Any]]]:
     store = TokenStore(scenario.model.vocab_size, scenario.engine.kv_block_tokens, scenario.seed)
+    traffic = workload.traffic
+    is_sampled_loop = traffic.samples_per_prompt > 1 and workload.concurrency is not None
+    if traffic.has_sessions or traffic.rollouts is not None or is_sampled_loop:
+        raise SpecError(
+            "--on takes single requests, and conversations whose turns follow each other; got agents' sessions, "
+            "rollouts, or a closed loop of prompts with several answers: execute it without --on, or simulate it."
+        )
 
     def line_of(request: Request, pause: int, tokens: list[int]) -> list[Any]:
         number, think = request.request_id, workload.think_time(request.request_id) // PS_PER_NS
@@ -181,7 +188,7 @@ def _chains(scenario: Scenario, workload: Workload) -> Iterator[list[list[Any]]]
     for turns in workload.conversations():
         chain: list[list[Any]] = []
         num_known = 0
-        for pause, request in turns:
+        for pause, request, _ in turns:
             prompt = store.of(request)
             chain.append(line_of(request, pause if chain else request.arrival, prompt[num_known:]))
             prompt += [0] * request.max_output_tokens  # the answer, which the engine will know

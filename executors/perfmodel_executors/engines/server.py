@@ -104,7 +104,11 @@ class _Run:
         self._arrivals = client_of(self._clock.env, self._workload, lambda _: self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sampling = sampling_arguments(scenario)
-        self._store = TokenStore(scenario.model.vocab_size, scenario.engine.kv_block_tokens, scenario.seed)
+        ids, has_answers = (
+            (scenario.model.vocab_size, scenario.engine.kv_block_tokens),
+            not scenario.traffic.has_sessions,
+        )
+        self._store = TokenStore(*ids, scenario.seed, has_answers=has_answers)
 
     def add(self, request: Request) -> None:
         """`request` arrives now; one that the engine would refuse is not asked."""

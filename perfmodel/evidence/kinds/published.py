@@ -146,9 +146,10 @@ def _metric(scenario: Scenario, figure: Published) -> points.Found:
     if figure.basis == "memory":
         return points.memory_metric(scenario, figure.metric, figure.step)
     if figure.basis == "run":
-        if figure.metric == "max_request_rate":
-            rate = points.max_request_rate(scenario)
-            return rate, f"{rate:.3g} requests per second meet the slo"
+        if (search := points.CAPACITIES.get(figure.metric)) is not None:
+            most = search(scenario)
+            what = "requests per second" if figure.metric == "max_request_rate" else "users at once"
+            return most, f"{most:.3g} {what} meet the slo"
         result = sim.simulate(scenario, keep_steps=False)
         reached, summary = points.run_metric(result, figure.metric), result.summary
         if reached is None:

@@ -32,6 +32,7 @@ _GROUPS = {  # heading -> keys of the summary
     "Throughput": "request_throughput request_goodput slo_attainment output_throughput total_token_throughput "
     "output_throughput_per_gpu",
     "Offline job": "tail_s tail_share",
+    "Rollouts": "iteration_s rollout_s slowest_tenth_share idle_share update_share",
     "Efficiency": "mfu mbu kv_cache_usage_peak pipeline_bubble_share kv_cache_waste prefix_cache_hit_rate "
     "acceptance_rate mean_acceptance_length preemptions",
     "Cost and energy": "gpu_hours usd_total usd_per_million_tokens usd_per_million_output_tokens "
@@ -214,10 +215,22 @@ def conversation_tables(summary: Mapping[str, Any]) -> Iterator[Table]:
     rows = []
     for turn in talks["turns"]:
         cached = None if turn["cached_share"] is None else 100 * turn["cached_share"]
-        sizes = (format_optional(turn["mean_prompt_tokens"], ",.0f"), format_optional(cached, ".1f"))
+        sizes = [format_optional(turn["mean_prompt_tokens"], ",.0f"), format_optional(cached, ".1f")]
         times = (format_optional(turn[name], ",.1f") for name in ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms"))
+        if (ideal := turn.get("ideal_cached_share")) is not None:
+            sizes.append(f"{100 * ideal:.1f}")
         rows.append((turn["turn"], f"{turn['requests']:,}", *sizes, *times))
-    head = ("turn", "requests", "prompt tokens", "cached (%)", "mean TTFT (ms)", "p99 TTFT (ms)", "mean TPOT (ms)")
+    head: tuple[str, ...] = (
+        "turn",
+        "requests",
+        "prompt tokens",
+        "cached (%)",
+        "mean TTFT (ms)",
+        "p99 TTFT (ms)",
+        "mean TPOT (ms)",
+    )
+    if "ideal_cached_share" in talks:
+        head = (*head[:4], "ideal (%)", *head[4:])
     times_ms = {name: talks[f"{name}_ms"] for name in _OF_CONVERSATIONS}
     of_user = {name: format_optional(None if ms is None else ms / 1e3, ",.1f") for name, ms in times_ms.items()}
     note = (
@@ -348,6 +361,12 @@ _LINES = {  # of a run: what stands on one line -> metrics and what they read as
     },
     "Speculation": {"acceptance_rate": "{} % of drafts accepted", "mean_acceptance_length": "{} tokens a step"},
     "Offline job": {"tail_s": "tail of {} s", "tail_share": "{} % of the run"},
+    "Rollouts": {
+        "iteration_s": "{} s an iteration",
+        "rollout_s": "{} s of it rollout",
+        "slowest_tenth_share": "{} % of that for the slowest tenth of the answers",
+        "idle_share": "{} % of the engines' time idle",
+    },
     "Cost": {
         "usd_per_million_output_tokens": "{} USD per million output tokens",
         "usd_per_million_tokens": "{} per million of all",

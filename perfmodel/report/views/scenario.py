@@ -118,6 +118,10 @@ def describe_traffic(traffic: Traffic) -> str:
         text += f", {traffic.num_requests:,} requests"
     if traffic.duration_s:
         text += f", {traffic.duration_s:g} s"
+    if traffic.samples_per_prompt > 1:
+        text += f", {traffic.samples_per_prompt} answers a prompt"
+    if traffic.rollouts is not None:
+        text += f", {traffic.rollouts.iterations} iterations"
     return f"{text}, turns of conversations" if traffic.has_conversations else text
 
 

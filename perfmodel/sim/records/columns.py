@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import floor, isfinite
+from math import ceil, floor, isfinite
 from typing import Any
 
 import numpy as np
@@ -203,6 +203,36 @@ def tail(requests: RequestColumns, end_s: float) -> dict[str, float | None]:
     last_s = {number: float(requests.first_scheduled_s[requests.replica == number].max()) for number in replicas}
     seconds = end_s - float(np.mean(list(last_s.values()))) if last_s else 0.0
     return {"tail_s": seconds if last_s else None, "tail_share": ratio(seconds, end_s) if last_s else None}
+
+
+def rollout_times(requests: RequestColumns, weight_update_s: float) -> dict[str, float]:
+    """Means over the iterations of `traffic.rollouts`, whose requests arrive at one time each.
+
+    rollout_s: up to the last answer; iteration_s: with the update of the weights; slowest_tenth_share: of the rollout,
+    what is left when nine in ten are answered (Seer, arXiv 2511.14617); idle_share: of the engines' time in the
+    rollout, what those without a request wait for the others; update_share: of the iteration"""
+    engines = np.unique(requests.replica)
+    begins, numbers = np.unique(requests.arrival_s, return_inverse=True)
+    drain = tenth = idle = rollout = 0.0
+    for number, begin in enumerate(begins.tolist()):
+        answers = requests.some(np.flatnonzero(numbers == number))
+        done = np.sort(answers.finished_s)
+        end_s = float(done[-1])
+        rollout += end_s - begin
+        tenth += end_s - float(done[ceil(0.9 * len(done)) - 1])
+        drain += tail(answers, end_s)["tail_s"] or 0.0
+        last_s = [answers.finished_s[answers.replica == engine].max(initial=begin) for engine in engines]
+        idle += end_s - float(np.mean(last_s))
+    count, whole = max(len(begins), 1), rollout + len(begins) * weight_update_s
+    shares = {"slowest_tenth_share": tenth, "idle_share": idle, "tail_share": drain}
+    return {
+        "iterations": len(begins),
+        "rollout_s": rollout / count,
+        "iteration_s": whole / count,
+        "tail_s": drain / count,
+        **{name: ratio(seconds, rollout) or 0.0 for name, seconds in shares.items()},
+        "update_share": ratio(len(begins) * weight_update_s, whole) or 0.0,
+    }
 
 
 def token_latencies(requests: RequestColumns) -> dict[str, float | None]:

@@ -67,6 +67,16 @@ def workload_notes(workload: Workload) -> list[str]:
         notes.append(f"{workload.num_clipped:,} of {total} have prompts that were clipped to {limit}.")
     if workload.num_cut:
         notes.append(f"{workload.num_cut:,} of {total} have answers that end where the context is full, at {limit}.")
+    if workload.num_left_out:
+        notes.append(
+            f"{workload.num_left_out:,} requests of agents' sessions are left out, from a prompt beyond {limit} "
+            f"on; raise engine.max_model_len."
+        )
+    if workload.num_resumed:
+        notes.append(
+            f"{workload.num_resumed:,} of {total} resume an answer that was cut in the iteration before; they compute "
+            f"{workload.num_resumed_tokens:,} tokens again, prompts included."
+        )
     return notes
 
 

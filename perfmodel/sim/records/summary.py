@@ -34,9 +34,11 @@ from perfmodel.sim.records import columns as cols
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import Floats, RequestColumns, latencies, ratio
 from perfmodel.sim.records.ensemble import Ensemble
+from perfmodel.sim.traffic.conversations import ideal_cached_tokens
 from perfmodel.sim.traffic.distributions import class_shares
 from perfmodel.specs.hardware import Site
 from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Traffic
 
 
 def kv_cache_waste(scenario: Scenario, requests: RequestColumns) -> float | None:
@@ -145,9 +147,10 @@ def overload(scenario: Scenario, requests: RequestColumns, num_lost: int) -> dic
 _MAX_TURNS = 10  # with a line of their own; later turns share one
 
 
-def conversation_summary(requests: RequestColumns) -> dict[str, Any]:
+def conversation_summary(requests: RequestColumns, traffic: Traffic | None = None) -> dict[str, Any]:
     """`conversations` of the summary: their number, turns, `duration` (first turn to last answer), `waiting` for the
-    answers in it (mean, p99 ..., in ms) and `turns`, each with requests, latencies and cached share of prompts."""
+    answers in it (mean, p99 ..., in ms) and `turns`, each with requests, latencies and cached share of prompts; with
+    the `traffic` of agents' sessions also `ideal_cached_share`, which a cache without bounds would have."""
     assert requests.session is not None
     assert requests.turn is not None
     _, numbers = np.unique(requests.session, return_inverse=True)
@@ -161,12 +164,20 @@ def conversation_summary(requests: RequestColumns) -> dict[str, Any]:
     masks = {str(turn + 1): requests.turn == turn for turn in range(min(last + 1, _MAX_TURNS))}
     if last >= _MAX_TURNS:
         masks[f"from {_MAX_TURNS + 1} on"] = requests.turn >= _MAX_TURNS
+    turns, of_all = [_turn(name, requests, mask) for name, mask in masks.items()], {}
+    if traffic is not None and traffic.has_sessions:
+        known, keys = ideal_cached_tokens(traffic), zip(requests.session.tolist(), requests.turn.tolist(), strict=True)
+        ideal = np.array([known[session % len(known)][turn] for session, turn in keys], np.int64)
+        of_all = {"ideal_cached_share": ratio(int(ideal.sum()), int(requests.num_prompt_tokens.sum()))}
+        for turn, mask in zip(turns, masks.values(), strict=True):
+            turn["ideal_cached_share"] = ratio(int(ideal[mask].sum()), int(requests.num_prompt_tokens[mask].sum()))
     return {
         "conversations": count,
         "mean_turns": ratio(len(requests), count),
+        **of_all,
         **latencies("duration", ended - begun),
         **latencies("waiting", waiting),
-        "turns": [_turn(name, requests, mask) for name, mask in masks.items()],
+        "turns": turns,
     }
 
 
@@ -341,7 +352,9 @@ def summarize(
     summary |= latencies("e2el", requests.e2el_s) | cols.token_latencies(requests)
     summary |= cols.percentiles_met(scenario.slo, summary, num_lost)
     if scenario.traffic.is_offline and not scenario.cluster.is_disaggregated:  # else each request is on two engines
-        summary |= cols.tail(requests, duration)
+        rollouts = scenario.traffic.rollouts
+        own = None if rollouts is None else cols.rollout_times(requests, rollouts.weight_update_s)
+        summary |= cols.tail(requests, duration) if own is None else own
     cached = int(requests.num_cached_tokens.sum())
     summary |= costs(totals, duration, inputs, outputs, scenario.site, cached)
     summary |= alternatives(totals, scenario, summary, cached)
@@ -367,7 +380,7 @@ def summarize(
     optional = {
         "overload": overload(scenario, requests, num_lost),
         "classes": classes or None,
-        "conversations": None if requests.turn is None else conversation_summary(requests),
+        "conversations": None if requests.turn is None else conversation_summary(requests, scenario.traffic),
         "pools": [dict(pool) for pool in totals.pools] or None,
         "kv_transfer": None if totals.kv_transfer is None else dict(totals.kv_transfer),
         "kv_offload": None if totals.kv_offload is None else dict(totals.kv_offload),

@@ -6,7 +6,9 @@ The compressor has its own device, like one of the scenario's, and runs prompts 
 shared. Source: Jiang et al. 2023 (LLMLingua); Pan et al. 2024 (LLMLingua-2: one pass of a small encoder)."""
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import islice
 from typing import Protocol
 
 from simpy.events import URGENT, Event
@@ -16,7 +18,7 @@ from perfmodel.engine import Request
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
-from perfmodel.sim.traffic.workload import ThinkTime, Workload, no_think_time
+from perfmodel.sim.traffic.workload import ThinkTime, Turn, Workload, no_think_time
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 
@@ -58,27 +60,29 @@ class OpenLoopClient:
 
 
 class ConversationClient:
-    """Sends the first turn of a conversation at its arrival, later turns a pause after the previous answer; a lost turn
-    ends its conversation.
+    """Sends the first turn of a conversation at its arrival, a later one a pause after the answer that it waits for; a
+    lost turn ends its branch of the conversation.
 
-    conversations: turns with the ticks before them; route: where each goes
+    conversations: turns with the ticks before them and the place of the turn that they wait for, -1 for none: they come
+                   after the conversation's beginning. So sessions of agents fork, and answers of a prompt come at once
+    route:         where each goes
     concurrency:   closed loop of so many users, who begin another conversation a think time after their last
     think_time:    ticks that a user pauses after the answer to a request"""
 
     def __init__(
         self,
         env: TickEnvironment,
-        conversations: Iterator[list[tuple[int, Request]]],
+        conversations: Iterator[list[Turn]],
         route: Route,
         concurrency: int | None = None,
         think_time: ThinkTime = no_think_time,
     ) -> None:
         self._env, self._conversations, self._route = env, conversations, route
         self._is_closed, self._think_time = concurrency is not None, think_time
-        self._later: dict[int, list[tuple[int, Request]]] = {}  # remaining turns, last first, by the turn in flight
+        self._later: dict[int, _Later] = {}  # what waits for the turn in flight, or about to be sent
         self._num_later = 0  # in all conversations that have begun
         self._has_more = True
-        self._next: list[tuple[int, Request]] | None = None  # begins when the alarm goes off
+        self._next: list[Turn] | None = None  # begins when the alarm goes off
         if concurrency is None:
             Alarm(env, 0, self._begin_due, URGENT)
         else:
@@ -90,16 +94,24 @@ class ConversationClient:
         return not self._has_more and not self._num_later
 
     def on_finished(self, request: Request) -> None:
-        """Schedule the next turn, or the user's next conversation."""
+        """Schedule the turns that wait for this answer; after a conversation's last one, the user's next."""
         later = self._later.pop(request.request_id)
         delay = max((request.finished_at or 0) - self._env.ticks, 0)  # the answer may be on its way
-        if later and request.finished_at is not None:
-            pause, turn = later.pop()
-            self._after(delay + pause, lambda: self._send_later(turn, later))
-            return
-        self._num_later -= len(later)
-        if self._is_closed:
+        if request.finished_at is None:
+            self._drop(later)
+        for pause, turn in later.turns:
+            self._after(delay + pause, partial(self._send_later, turn))
+        later.branches[0] += len(later.turns) - 1
+        if self._is_closed and not later.branches[0]:
             self._after(delay + self._think_time(request.request_id), self._begin_now)
+
+    def _drop(self, later: "_Later") -> None:
+        """Turns that wait for an answer which does not come, and those that wait for theirs, are not sent."""
+        waiting, later.turns = later.turns, []
+        while waiting:
+            _, turn = waiting.pop()
+            self._num_later -= 1
+            waiting += self._later.pop(turn.request_id).turns
 
     def _after(self, delay: int, send: Callable[[], None]) -> None:
         Alarm(self._env, delay, lambda _: send(), ARRIVAL_PRIORITY)
@@ -119,26 +131,42 @@ class ConversationClient:
         if turns is None:
             self._has_more = False
         else:
-            turns[0][1].arrival = self._env.ticks
             self._begin(turns)
 
-    def _begin(self, turns: list[tuple[int, Request]]) -> None:
-        (_, first), *others = turns
-        self._num_later += len(others)
-        self._send(first, others[::-1])
+    def _begin(self, turns: list[Turn]) -> None:
+        """Send the turns that wait for none; the branches of a conversation are those that are not yet answered."""
+        branches = [0]
+        self._num_later += len(turns)
+        for _, turn, _ in turns:
+            self._later[turn.request_id] = _Later(branches)
+        for pause, turn, after in turns:
+            if after >= 0:
+                self._later[turns[after][1].request_id].turns.append((pause, turn))
+                continue
+            branches[0] += 1
+            if pause:
+                self._after(pause, partial(self._send_later, turn))
+        for pause, turn, after in turns:
+            if after < 0 and not pause:
+                self._send_later(turn)
 
-    def _send_later(self, request: Request, later: list[tuple[int, Request]]) -> None:
+    def _send_later(self, request: Request) -> None:
         self._num_later -= 1
         request.arrival = self._env.ticks
-        self._send(request, later)
-
-    def _send(self, request: Request, later: list[tuple[int, Request]]) -> None:
-        self._later[request.request_id] = later
         self._route(request).add(request)
 
 
+@dataclass(slots=True)
+class _Later:
+    """Turns with the ticks before them. branches: of their conversation, shared by all of its turns"""
+
+    branches: list[int]
+    turns: list[tuple[int, Request]] = field(default_factory=list)
+
+
 class ClosedLoopClient(ConversationClient):
-    """`concurrency` users; each sends the next of `requests` to `route`, a think time after its last answer.
+    """`concurrency` users; each sends the next of `requests` to `route`, `samples` at once as answers of one prompt, a
+    think time after the last of them.
 
     think_time: ticks that a user pauses after the answer to a request"""
 
@@ -149,8 +177,10 @@ class ClosedLoopClient(ConversationClient):
         route: Route,
         concurrency: int,
         think_time: ThinkTime = no_think_time,
+        samples: int = 1,
     ) -> None:
-        super().__init__(env, ([(0, request)] for request in requests), route, concurrency, think_time)
+        groups = iter(lambda: [(0, request, -1) for request in islice(requests, samples)], [])
+        super().__init__(env, groups, route, concurrency, think_time)
 
     def _after(self, delay: int, send: Callable[[], None]) -> None:
         """Without a delay the request is there before the next step is planned."""
@@ -162,11 +192,13 @@ class ClosedLoopClient(ConversationClient):
 
 def client_of(env: TickEnvironment, workload: Workload, route: Route) -> OpenLoopClient | ConversationClient:
     """Sends the requests of `workload` to where `route` says."""
-    if workload.traffic.has_conversations:
-        return ConversationClient(env, workload.conversations(), route, workload.concurrency, workload.think_time)
+    traffic, pause = workload.traffic, workload.think_time
+    if traffic.has_conversations or traffic.rollouts is not None:
+        return ConversationClient(env, workload.conversations(), route, workload.concurrency, pause)
     if workload.concurrency is None:
         return OpenLoopClient(env, workload.requests(), route)
-    return ClosedLoopClient(env, workload.requests(), route, workload.concurrency, workload.think_time)
+    samples = traffic.samples_per_prompt
+    return ClosedLoopClient(env, workload.requests(), route, workload.concurrency, pause, samples)
 
 
 class Compressor:

@@ -17,15 +17,19 @@ sharegpt:      a JSON array, or JSON lines, of {"conversations": [{"from": "huma
                each answer closes a turn, text without an answer is left out
 aiperf:        JSON lines {"session_id", "turns": [{"text", "output_length", "delay" (ms), "role"}]}, the multi_turn
                format of AIPerf 0.13 (its guide to custom datasets); a leading system turn begins the prompt
+agents:        JSON lines {"block_size", "hash_id_scope", "requests": [{"t", "in", "out", "hash_ids", "think_time",
+               "api_time"}]}, a coding agent's session each (kv-cache-tester's traces; times in seconds)
 guidellm:      JSON lines with numbered columns: {"system_prompt", "prompt_0", "output_tokens_count_0", "prompt_1", ...}
                (GuideLLM 0.8.1, its generative column mapper; prompt_tokens_count_0 for a text)
 
 Texts count ceil(characters / 4) tokens (OpenAI's rule of thumb for English). Missing answer lengths and pauses are
-the traffic's."""
+the traffic's. A file whose name ends with `.gz` is unpacked as it is read."""
 
 import csv
+import gzip
 import re
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -59,12 +63,27 @@ class RecordedTurn(NamedTuple):
     pause_s: float | None
 
 
+class RecordedHashes(NamedTuple):
+    """What the prompts of a session share, where the file says so, turn by turn; `num_new_tokens` is then of whole
+    prompts.
+
+    blocks:    hashes of the prompt's full blocks of `block_size` tokens
+    after:     number of the turn whose answer the pause follows, -1 for the session's beginning
+    is_global: equal hashes of all sessions are the same block"""
+
+    block_size: int
+    blocks: tuple[tuple[int, ...], ...]
+    after: tuple[int, ...]
+    is_global: bool = False
+
+
 class RecordedConversation(NamedTuple):
-    """arrival_s: on the file's own clock; None if it has no times."""
+    """arrival_s: on the file's own clock; None if it has no times. hashes: None where prompts grow by what was said"""
 
     turns: tuple[RecordedTurn, ...]
     arrival_s: float | None = None
     num_system_tokens: int = 0
+    hashes: RecordedHashes | None = None
 
 
 class _BadRecordError(Exception):
@@ -83,8 +102,8 @@ def _explaining(path: Path, kind: str) -> Iterator[_Place]:
         yield place
     except _BadRecordError as error:
         raise WorkloadError(f"{path}:{place.number}: {error}") from None
-    except OSError as error:
-        raise WorkloadError(f"{path}: the trace cannot be read: {error.strerror or error}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise WorkloadError(f"{path}: the trace cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except csv.Error as error:
         raise WorkloadError(f"{path}: is not a CSV file ({error})") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -92,12 +111,19 @@ def _explaining(path: Path, kind: str) -> Iterator[_Place]:
         raise WorkloadError(f"{path}:{place.number}: the {kind} {what}") from None
 
 
+def _opened(path: Path, newline: str | None = None) -> TextIO:
+    """Reads text, unpacked where the name ends with .gz."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline=newline)
+    return path.open(encoding="utf-8", newline=newline)
+
+
 def read_trace(path: str | Path, format_: str) -> Iterator[TraceRow]:
     """Rows of the trace in order of arrival. Raises WorkloadError with file and line for what cannot be read."""
     path, first, last = Path(path), None, 0.0
     columns, parse = _TRACES[format_]
     refuse_path(path)
-    with _explaining(path, "line") as place, path.open(encoding="utf-8", newline="") as file:
+    with _explaining(path, "line") as place, _opened(path, newline="") as file:
         for record in _csv_rows(file, columns, place) if columns else _json_objects(file, place):
             row = parse(record)
             if row is None:
@@ -127,7 +153,7 @@ def read_conversations(path: str | Path, format_: str) -> Iterator[RecordedConve
     """
     path, count, last = Path(path), 0, 0.0
     refuse_path(path)
-    with _explaining(path, "conversation") as place, path.open(encoding="utf-8") as file:
+    with _explaining(path, "conversation") as place, _opened(path) as file:
         is_array = format_ == "sharegpt" and file.readline(2).strip().startswith("[")
         file.seek(0)
         for record in _array_objects(path, place) if is_array else _json_objects(file, place):
@@ -140,6 +166,18 @@ def read_conversations(path: str | Path, format_: str) -> Iterator[RecordedConve
                 yield conversation
     if not count:
         raise WorkloadError(f"{path}: has no conversation with a turn and its answer; it needs at least one")
+
+
+def engine_blocks(num_tokens: int, hashes: Sequence[int], of_trace: int, size: int) -> tuple[int, ...]:
+    """Contents of the full blocks, of `size` tokens, of a prompt of `num_tokens`, from `hashes` of its blocks of
+    `of_trace` tokens: a block of 512 is 32 of 16; a block that spans several is equal if all of these are."""
+    num_blocks = min(num_tokens, len(hashes) * of_trace) // size
+    per_block, rest = divmod(of_trace, size)
+    if not rest:
+        whole = hashes[: -(-num_blocks // per_block)]
+        return tuple([block * per_block + part for block in whole for part in range(per_block)][:num_blocks])
+    ends = ((i * size, (i + 1) * size) for i in range(num_blocks))
+    return tuple(hash((begin % of_trace, *hashes[begin // of_trace : -(-end // of_trace)])) for begin, end in ends)
 
 
 def _json_objects(file: TextIO, place: _Place) -> Iterator[dict[str, Any]]:
@@ -292,6 +330,41 @@ def _guidellm(value: dict[str, Any]) -> RecordedConversation:
     return RecordedConversation(tuple(turns), None, _counted(columns.get(("system", 0), "")))
 
 
+_WHOLE_S = 1.0  # starts are recorded in whole seconds: a shorter overlap is none
+_MAX_HASH = 1 << 32
+
+
+def _agents(value: dict[str, Any]) -> RecordedConversation:
+    """A request waits for the last answer that had ended when it began; requests that overlapped run side by side.
+
+    Its pause is the recorded think_time after the request before it, but no more than lies between the two starts:
+    where the answer's time (`api_time`) is missing, think_time counts from an earlier answer."""
+    turns: list[RecordedTurn] = []
+    blocks: list[tuple[int, ...]] = []
+    waits: list[int] = []
+    spans: list[tuple[float, float]] = []  # start and end of each request
+    for number, request in enumerate(value["requests"]):
+        start = _pause(request["t"]) or 0.0
+        if spans and start < spans[-1][0]:
+            raise _BadRecordError(f"its request {number} begins before the one before it; sort them by t")
+        over = [place for place, (_, end) in enumerate(spans) if end <= start + _WHOLE_S]
+        after = max(over, key=lambda place: (spans[place][1], place), default=-1)
+        began, ended = spans[after] if over else (spans[0] if spans else (start, start))
+        think = _pause(request.get("think_time"))
+        gap = max(start - (ended if over else began), 0.0)
+        is_next = after == number - 1 and think is not None
+        hashes = tuple(request["hash_ids"])
+        if any(type(block) is not int or not 0 <= block < _MAX_HASH for block in hashes):
+            raise _BadRecordError(f"its request {number} has hash_ids other than whole numbers from 0 to 2^32 - 1")
+        pause = min(think or 0.0, start - began) if is_next else gap
+        turns.append(RecordedTurn(_tokens(request["in"]), _tokens(request["out"]), pause))
+        blocks.append(hashes)
+        waits.append(after)
+        spans.append((start, start + (_pause(request.get("api_time")) or 0.0)))
+    size, is_global = _tokens(value.get("block_size", 64)), value.get("hash_id_scope", "local") == "global"
+    return RecordedConversation(tuple(turns), None, 0, RecordedHashes(size, tuple(blocks), tuple(waits), is_global))
+
+
 def _counted(text: Any) -> int:
     if not isinstance(text, str):
         raise _BadRecordError(f"got {str(text)[:40]!r}; expected a text")
@@ -313,6 +386,7 @@ def _pause(value: Any) -> float | None:
 
 
 _CONVERSATIONS: dict[str, Callable[[dict[str, Any]], RecordedConversation]] = {
+    "agents": _agents,
     "aiperf": _aiperf,
     "conversations": _plain,
     "guidellm": _guidellm,

@@ -17,8 +17,8 @@ from perfmodel.engine import EncoderInput, Request
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S, to_ticks
 from perfmodel.sim.traffic import distributions
-from perfmodel.sim.traffic.conversations import drawn_conversations, recorded_conversations, turns_of
-from perfmodel.sim.traffic.traces import TraceRow, read_trace
+from perfmodel.sim.traffic.conversations import drawn_conversations, recorded_conversations, slowed, turns_of
+from perfmodel.sim.traffic.traces import engine_blocks, read_trace
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Arrivals, Traffic
 
@@ -55,6 +55,10 @@ def think_time_of(arrivals: Arrivals, seed: int) -> ThinkTime:
     return draw
 
 
+Turn = tuple[int, Request, int]  # ticks after the answer to a turn, the request, and that turn's place in the list
+_SAMPLED = 1 << 63  # offset of the content numbers of prompts with several answers
+_LONGEST = 1 << 32  # numbers of one prompt's blocks
+_ITERATION = 1 << 64  # numbers of one iteration's
 _MAX_CLIPPED = 0.5  # of the prompts: beyond that the traffic is misrepresented
 
 
@@ -94,7 +98,8 @@ class RequestDraft(NamedTuple):
     """A request before it arrives; `arrival_s` is None in a closed loop.
 
     num_source_tokens: of a compressed prompt, before compression; 0 if not compressed
-    session, turn, pause_s: conversation, turn number from 0, seconds since the last answer"""
+    session, turn, pause_s: conversation, turn number from 0, seconds since the last answer
+    after: number of the turn with that answer, -1 for the conversation's beginning; None: the one before"""
 
     arrival_s: float | None
     num_prompt_tokens: int
@@ -106,6 +111,7 @@ class RequestDraft(NamedTuple):
     turn: int = -1
     pause_s: float = 0.0
     images: tuple[EncoderInput, ...] = ()
+    after: int | None = None
 
     def compressed(self, ratio: float) -> "RequestDraft":
         """The request with its prompt shortened to `ratio`, keeping the original length."""
@@ -123,10 +129,12 @@ _LENGTHS: dict[str, Callable[[RequestDraft], int]] = {
 class Workload:
     """The requests of a scenario. Raises WorkloadError where the engine's max_model_len would clip most prompts.
 
-    concurrency:  requests in flight in a closed loop, else None
+    concurrency:  users of a closed loop, each with the answers of one prompt in flight, else None
     num_requests: total, where known beforehand
     num_drawn, num_clipped, num_cut, num_refused: requests made so far; prompts clipped to the engine's limit; answers
-                  cut at the context's end; requests that the engine refuses"""
+                  cut at the context's end; requests that the engine refuses
+    num_left_out: requests of agents' sessions from a prompt beyond the limit on
+    num_resumed, num_resumed_tokens: answers cut in one iteration and resumed in the next; tokens computed again"""
 
     def __init__(self, scenario: Scenario) -> None:
         traffic, engine = scenario.traffic, scenario.engine
@@ -135,11 +143,15 @@ class Workload:
         self.block_size = engine.kv_block_tokens
         self.seed = scenario.seed
         is_closed = traffic.arrivals.process == "closed_loop"
-        self.concurrency = traffic.arrivals.concurrency if is_closed else None
+        self.concurrency = (traffic.arrivals.concurrency or 1) // traffic.samples_per_prompt if is_closed else None
         self.think_time = think_time_of(traffic.arrivals, self.seed)
         self.num_requests = traffic.num_requests
         adapters = traffic.adapters
         self._adapters = None if adapters is None else distributions.Shares(adapters.chances, self.seed, "adapters")
+        if (rollouts := traffic.rollouts) is not None:  # one client, who sends an iteration at a time
+            update = to_ticks(rollouts.weight_update_s)
+            self.concurrency, self.think_time = 1, lambda _: update
+            self.num_requests = (traffic.num_requests or 0) * rollouts.iterations
         self._classes = distributions.class_shares(scenario) if traffic.classes else None
         self._ratio = scenario.prompt_compression.ratio if scenario.prompt_compression is not None else None
         self._longest_prompt = int((self.max_model_len - 1) / (self._ratio or 1.0))
@@ -148,6 +160,7 @@ class Workload:
             self._longest_prompt = max(self._longest_prompt - self._images.max_tokens, 1)
         self._is_clipped = traffic.input_tokens is not None and distributions.is_unbounded(traffic.input_tokens)
         self.num_drawn = self.num_clipped = self.num_cut = self.num_refused = 0
+        self.num_left_out = self.num_resumed = self.num_resumed_tokens = 0
         lengths = traffic.input_tokens if traffic.trace is None else None
         share = distributions.share_above(lengths, self._longest_prompt) if lengths is not None else 0.0
         if lengths is not None and share > _MAX_CLIPPED:
@@ -169,21 +182,22 @@ class Workload:
         """Requests as drawn, before engine limits; turns conversation by conversation."""
         if self.traffic.has_conversations:
             return chain.from_iterable(self._turns())
-        drafts = self._traced() if self.traffic.trace is not None else self._drawn()
-        if self._images is not None:
-            drafts = self._images.added_to(drafts)
-        if self._ratio is not None:
-            ratio = self._ratio
-            drafts = (draft.compressed(ratio) for draft in drafts)
-        return islice(drafts, self.traffic.num_requests)
+        return islice(self._singles(), self.traffic.num_requests)
 
-    def conversations(self) -> Iterator[list[tuple[int, Request]]]:
+    def _singles(self) -> Iterator[RequestDraft]:
+        drafts = self._traced() if self.traffic.trace is not None else self._drawn()
+        drafts = self._images.added_to(drafts) if self._images is not None else drafts
+        ratio = self._ratio
+        return drafts if ratio is None else (draft.compressed(ratio) for draft in drafts)
+
+    def conversations(self) -> Iterator[list[Turn]]:
         """Turns by conversation in order of arrival, with ticks since the last answer; later turns arrive when sent."""
         number = 0
-        for drafts in self._turns():
+        for drafts in self._iterations() if self.traffic.rollouts is not None else self._turns():
             turns = []
-            for draft in drafts:
-                turns.append((to_ticks(draft.pause_s), self._request(number, draft)))
+            for place, draft in enumerate(drafts):
+                after = place - 1 if draft.after is None else draft.after
+                turns.append((to_ticks(draft.pause_s), self._request(number, draft), after))
                 number += 1
             yield turns
 
@@ -234,17 +248,21 @@ class Workload:
         read = drawn_conversations if traffic.trace is None else recorded_conversations
         conversations = read(traffic, [*streams, for_pauses], max(self._longest_prompt - system, 1))
         for number, conversation in enumerate(conversations):
-            turns = list(islice(turns_of(conversation, number, self.block_size, limit), left))
+            turns = list(turns_of(conversation, number, self.block_size, limit))
+            if conversation.hashes is not None:
+                self.num_left_out += len(conversation.turns) - len(turns)
+            else:
+                self.num_refused += not turns
+            turns = turns[:left]
             if not turns and traffic.trace is None:
                 needed = conversation.num_system_tokens + conversation.turns[0].num_new_tokens
                 raise WorkloadError(
                     f"conversation {number} begins with {needed} tokens, but max_model_len={limit} leaves room for at "
                     f"most {limit - 1} and one output token; raise engine.max_model_len or shorten the prompt"
                 )
-            self.num_refused += not turns
             left = None if left is None else left - len(turns)
             drafts = [
-                RequestDraft(conversation.arrival_s, *prompt[:3], next(priorities), 0, number, place, prompt.pause_s)
+                RequestDraft(conversation.arrival_s, *prompt[:3], next(priorities), 0, number, place, *prompt[3:])
                 for place, prompt in enumerate(turns)
             ]
             if drafts:
@@ -257,13 +275,44 @@ class Workload:
         for_arrivals, for_inputs, for_outputs, for_prefixes, for_priorities = self._streams()
         assert traffic.input_tokens is not None
         assert traffic.output_tokens is not None
-        times = distributions.arrival_times(traffic.arrivals, traffic.duration_s, for_arrivals)
+        samples, arrivals = traffic.samples_per_prompt, traffic.arrivals
+        if samples > 1:
+            arrivals = slowed(arrivals, samples)
+        times = distributions.arrival_times(arrivals, traffic.duration_s, for_arrivals)
         inputs = distributions.draw_lengths(traffic.input_tokens, for_inputs, self._longest_prompt)
         outputs = distributions.draw_lengths(traffic.output_tokens, for_outputs, self.max_model_len)
         prompts = distributions.prefix_plan(traffic.prefix, inputs, for_prefixes, self.block_size, self._longest_prompt)
         priorities = _priorities(traffic, for_priorities)
-        for time, (length, hashes), output, priority in zip(times, prompts, outputs, priorities, strict=False):
-            yield RequestDraft(time, length, output, hashes, priority)
+        if samples == 1:
+            for time, (length, hashes), output, priority in zip(times, prompts, outputs, priorities, strict=False):
+                yield RequestDraft(time, length, output, hashes, priority)
+            return
+        for number, (time, (length, hashes), priority) in enumerate(zip(times, prompts, priorities, strict=False)):
+            first = _SAMPLED + number * _LONGEST
+            num_blocks = min(length, self._longest_prompt) // self.block_size
+            blocks = (*hashes, *range(first + len(hashes), first + num_blocks))
+            for output in islice(outputs, samples):  # requests of their own, as vLLM's ParentRequest makes them
+                yield RequestDraft(time, length, output, blocks, priority, 0, number, after=-1)
+
+    def _iterations(self) -> Iterator[list[RequestDraft]]:
+        """Answers by iteration of `traffic.rollouts`: those cut in the one before, and `num_requests` new ones. Nothing
+        cached outlives an iteration, as the weights change."""
+        spec, drafts = self.traffic.rollouts, self._singles()
+        assert spec is not None
+        most, length = spec.max_answer_tokens or self.max_model_len, _LENGTHS.get(self.traffic.arrivals.order)
+        cut: list[RequestDraft] = []
+        for iteration in range(spec.iterations):
+            self.num_resumed += len(cut)
+            self.num_resumed_tokens += sum(draft.num_prompt_tokens for draft in cut)
+            waiting, cut, answers = cut, [], []
+            for draft in chain(waiting, islice(drafts, self.traffic.num_requests)):
+                prompt, outputs, blocks = draft.num_prompt_tokens + most, draft.num_output_tokens, draft.block_hashes
+                if outputs > most and prompt < self.max_model_len:
+                    cut.append(draft._replace(num_prompt_tokens=prompt, num_output_tokens=outputs - most))
+                    outputs = most
+                blocks = tuple(block + iteration * _ITERATION for block in blocks)
+                answers.append(draft._replace(num_output_tokens=outputs, block_hashes=blocks, after=-1))
+            yield answers if length is None else sorted(answers, key=length, reverse=True)
 
     def _traced(self) -> Iterator[RequestDraft]:
         traffic = self.traffic
@@ -286,20 +335,8 @@ class Workload:
             arrival = row.arrival_s / speedup if follows_trace else time
             if traffic.duration_s is not None and arrival is not None and arrival > traffic.duration_s:
                 break
-            yield RequestDraft(arrival, *row[1:3], beginning or self._hashes(row), priority, 0, row.session)
-
-    def _hashes(self, row: TraceRow) -> tuple[int, ...]:
-        """Hashes of the engine's full blocks from the trace's: a block of 512 is 32 of 16; a block that spans several
-        is equal if all of these are."""
-        size, of_trace = self.block_size, row.hash_block_size
-        num_blocks = min(row.num_prompt_tokens, len(row.block_hashes) * of_trace) // size
-        per_block, rest = divmod(of_trace, size)
-        if not rest:
-            return tuple(row.block_hashes[i // per_block] * per_block + i % per_block for i in range(num_blocks))
-        ends = ((i * size, (i + 1) * size) for i in range(num_blocks))
-        return tuple(
-            hash((begin % of_trace, *row.block_hashes[begin // of_trace : -(-end // of_trace)])) for begin, end in ends
-        )
+            blocks = beginning or engine_blocks(row[1], row.block_hashes, row.hash_block_size, self.block_size)
+            yield RequestDraft(arrival, *row[1:3], blocks, priority, 0, row.session)
 
 
 def _priorities(traffic: Traffic, rng: np.random.Generator) -> Iterator[int]:

@@ -45,7 +45,7 @@ def test_turns_follow_after_their_pause_and_conversations_after_the_think_time(t
     """Two conversations of two turns, 3 ticks apart, by one user."""
     env = TickEnvironment()
     server = AnsweringServer(env)
-    talks = iter([[(0, Request(2 * i, 0, 5, 5)), (3, Request(2 * i + 1, 0, 9, 5))] for i in range(2)])
+    talks = iter([[(0, Request(2 * i, 0, 5, 5), -1), (3, Request(2 * i + 1, 0, 9, 5), 0)] for i in range(2)])
     server.client = ConversationClient(env, talks, lambda _: server, 1, lambda _: think)
     env.run_until_idle()
     second = STEP + DELIVERY + 3

@@ -17,7 +17,7 @@ BASE = "llama-3.1-8b-h100-2048-256"
 def conversation_turns(scenario: Scenario) -> list[list[tuple[int, int, float]]]:
     """(prompt tokens, answer tokens, seconds before) of the turns of each conversation."""
     return [
-        [(request.num_prompt_tokens, request.max_output_tokens, pause / 1e12) for pause, request in turns]
+        [(request.num_prompt_tokens, request.max_output_tokens, pause / 1e12) for pause, request, _ in turns]
         for turns in Workload(scenario).conversations()
     ]
 
