@@ -20,6 +20,7 @@ FEATURES = (
     "drafters",
     "whole-prompts",
     "transfer",
+    "offload",
 )
 
 _SPECULATION = ("speculation", "async-speculation", "drafters")
@@ -53,6 +54,14 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         config["kv_role"] = rng.choice(["kv_both", "kv_both", "kv_consumer"])
         config["async_scheduling"] = rng.random() < 0.5
         _script_transfers(rng, config, requests)
+    if feature == "offload":
+        # Room for all: what vLLM evicts first depends on the order of a set of bytes.
+        config["kv_offload"] = {"num_blocks": 100_000, "store_threshold": rng.choice([0, 0, 2, 3])}
+        config["async_scheduling"] = rng.random() < 0.5
+        config["num_blocks"] = -(-config["max_model_len"] // config["block_size"]) + rng.choice([1, 8, 40])
+        config["scheduling_policy"] = "fcfs"
+        for request in requests:
+            request["load_steps"] = rng.choice([1, 1, 2, 5, 20])
     if feature == "abort":
         for request in rng.sample(requests, max(1, len(requests) // 4)):
             request["abort"] = request["arrival"] + rng.randrange(0, 60)

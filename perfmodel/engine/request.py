@@ -79,6 +79,7 @@ class Request:
     last_token_at: int | None = None
     finished_at: int | None = None
     token_times: TokenTimes | None = None  # where the engine has a watch
+    num_offered_blocks: int = 0  # leading blocks of its prompt that a tier has been offered (`TieredBlocks`)
 
     def __post_init__(self) -> None:
         self.contents = self.block_hashes
