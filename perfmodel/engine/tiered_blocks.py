@@ -170,7 +170,8 @@ class TieredBlocks(HostBlocks):
     def restore(self, request: Request, num_cached: int, num_ready: int, block_size: int) -> int:
         number = super().restore(request, num_cached, num_ready, block_size)
         self._fetches.pop(request, None)
-        request.num_offered_blocks = max(request.num_offered_blocks, num_ready // block_size)
+        if num_ready > num_cached:  # those behind are offered, maybe again
+            request.num_offered_blocks = num_ready // block_size
         if self.is_async and self._is_shared and num_ready > num_cached:
             contents = frozenset(request.contents[num_cached // block_size : num_ready // block_size])
             self._loads[request] = contents

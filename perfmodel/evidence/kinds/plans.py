@@ -8,7 +8,8 @@ A recording is JSON, optionally gzipped: `engine`, `version`, and `cases` of
               common to its `group`; `accepted`: drafted tokens accepted by each verification; `load`: leading tokens in
               another engine's KV cache, which arrive within the step that needs them or, with `load_steps`, so many
               outcomes later, before its first admission; `loaded`: tokens that arrive if a load fails; `send_steps`:
-              outcomes from its end until another engine has fetched its KV; `slot`: its slot, if the engine has slots
+              outcomes from its end until another engine has fetched its KV; `slot`: its slot, if the engine has slots.
+              With `kv_offload` in the config, `load_steps`: outcomes that its loads from the host take
     steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan; a
               fourth number repeats the grants for so many further steps, each after the last. A grant of 0 tokens: KV
               of that many tokens starts to arrive from another engine. SGLang's omit steps without decisions

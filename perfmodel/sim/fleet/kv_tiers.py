@@ -206,6 +206,27 @@ class ClusterTiers:
         """Every store once."""
         return list(dict.fromkeys(store for engine in self.engines for store in engine.stores))
 
+    def summary(self) -> dict[str, Any]:
+        """Loads beside steps, with the mean time from the wish to the last byte; what stores of a name did, summed."""
+        num_loads = sum([engine.num_loads for engine in self.engines])
+        load_ticks = sum([engine.load_ticks for engine in self.engines])
+        return {
+            "loads": num_loads,
+            "mean_load_ms": load_ticks / 1e9 / max(num_loads, 1),
+            "stores": {
+                name: {
+                    "blocks": sum([len(store.contents) for store in alike]),
+                    "written_blocks": sum([store.num_written for store in alike]),
+                    "read_blocks": sum([store.num_read for store in alike]),
+                    "evicted_blocks": sum([store.num_evicted for store in alike]),
+                    "written_bytes": sum([store.num_written * store.block_bytes for store in alike]),
+                    "read_bytes": sum([store.num_read * store.block_bytes for store in alike]),
+                }
+                for name in dict.fromkeys(store.name for store in self.stores)
+                for alike in [[store for store in self.stores if store.name == name]]
+            },
+        }
+
     def of_engine(self, own: Scenario, tier: SecondTier, costs: StepCosts) -> tuple[EngineTiers, TieredBlocks]:
         """Tiers of one more engine of the pool's scenario `own`, which are to `serve` it, and its host's blocks."""
         offload, engine = own.engine.kv_offload, own.engine
