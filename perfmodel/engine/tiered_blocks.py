@@ -78,6 +78,7 @@ class TieredBlocks(HostBlocks):
         self._loading: set[Hashable] = set()  # of all loads
         self._fetches: dict[Request, _Fetch] = {}  # until the request gets its blocks; it has one at most
         self._coming: set[Hashable] = set()  # of all fetches
+        self._blockers: dict[Request, Hashable] = {}  # what a request waits for, of these
 
     def keep(self, content: Hashable, block: int) -> None:
         if not self._store_after:
@@ -139,13 +140,22 @@ class TieredBlocks(HostBlocks):
         if self._stores is not None and request not in self._fetches:
             self.prefetch(request, first)
         for content in request.contents[first : self.num_reusable(request, block_size)]:
-            if self._waits and content in self._coming:
-                return True
-            if content not in self._contents:
+            is_coming = self._waits and content in self._coming
+            if not is_coming and content not in self._contents:
                 break
+            if is_coming:
+                self._blockers[request] = content
+                return True
             if content in self._loading:
                 return True
         self._stop_fetch(request)
+        return False
+
+    def is_blocked(self, request: Request) -> bool:
+        blocker = self._blockers.get(request)
+        if blocker is None or blocker in self._coming:
+            return blocker is not None
+        del self._blockers[request]
         return False
 
     def _arrive(self, contents: Sequence[Hashable]) -> None:
@@ -184,5 +194,6 @@ class TieredBlocks(HostBlocks):
     def forget(self, request: Request) -> None:
         self._stop_fetch(request)
         self._fetches.pop(request, None)
+        self._blockers.pop(request, None)
         self.end_load(request)
         super().forget(request)

@@ -2,9 +2,9 @@
 
 A store reads B bytes for one of n readers at a time in
 
-    t = latency + n B / W,          W: its bandwidth, which readers share evenly, and writers theirs
+    t = latency + n B / W,          W: its bandwidth for reads
 
-in batches of 128 blocks. An engine loads over its devices' links, one request after another. Replicas find a block in a
+in batches of 128 blocks; it writes one batch after another. An engine loads over its devices' links, one request after another. Replicas find a block in a
 shared store once it is written. Blocks of all devices of an engine count, also where these are copies (latents).
 Source: vLLM 0.30: v1/kv_offload/cpu/gpu_worker.py (one load after another), tiering/manager.py (all tiers are written);
 SGLang: managers/cache_controller.py (storage_batch_size)."""
@@ -38,15 +38,15 @@ class KvStore:
     def __init__(self, env: TickEnvironment, spec: SecondaryTier, block_bytes: float, part: float = 1.0) -> None:
         self.name, self.block_bytes, self._env, self._latency = spec.name, block_bytes, env, to_ticks(spec.latency_s)
         self._capacity = None if spec.capacity_bytes is None else int(part * spec.capacity_bytes // block_bytes)
-        self._rates = part * spec.read_bandwidth_bytes_per_s, part * spec.write_bytes_per_s
-        self._reads, self._writes = (Fabric(env, rate) for rate in self._rates)
+        self._read_rate, self._write_rate = part * spec.read_bandwidth_bytes_per_s, part * spec.write_bytes_per_s
+        self._reads, self._writes_free_at = Fabric(env, self._read_rate), 0
         self.contents: OrderedDict[Hashable, None] = OrderedDict()
         self._writing: set[Hashable] = set()
         self.num_written = self.num_read = self.num_evicted = self.num_readers = 0
 
     def expected_s(self, num_blocks: int) -> float:
         """Time to read `num_blocks` beside those who read now."""
-        bytes_per_s = self._rates[0] / (1 + self.num_readers)
+        bytes_per_s = self._read_rate / (1 + self.num_readers)
         return -(-num_blocks // _BATCH) * self._latency / TICKS_PER_S + num_blocks * self.block_bytes / bytes_per_s
 
     def put(self, contents: Sequence[Hashable]) -> None:
@@ -61,8 +61,9 @@ class KvStore:
 
     def _write(self, contents: Sequence[Hashable]) -> Generator[Event, None, None]:
         for batch in _batches(contents):
-            yield self._env.timeout(self._latency)
-            yield self._writes.move(len(batch) * self.block_bytes, self._rates[1])
+            begin = max(self._env.ticks, self._writes_free_at)
+            self._writes_free_at = begin + self._latency + to_ticks(len(batch) * self.block_bytes / self._write_rate)
+            yield self._env.timeout(self._writes_free_at - self._env.ticks)
             self._writing.difference_update(batch)
             self.contents.update(dict.fromkeys(batch))
             self.num_written += len(batch)
@@ -79,7 +80,7 @@ class KvStore:
                     if content in self.contents:
                         self.contents.move_to_end(content)
                 yield self._env.timeout(self._latency)
-                moved = self._reads.move(len(batch) * self.block_bytes, self._rates[0])
+                moved = self._reads.move(len(batch) * self.block_bytes, self._read_rate)
                 try:
                     yield moved
                 except Interrupt:

@@ -13,7 +13,8 @@ from perfmodel.specs.hardware import GivenLink
 class SecondaryTier(Spec):
     """A store of KV blocks behind the host's memory: a local disk, or a remote store that replicas share.
 
-    read_bandwidth_bytes_per_s, write_bandwidth_bytes_per_s: of the store; who reads, or writes, at a time shares it"""
+    read_bandwidth_bytes_per_s, write_bandwidth_bytes_per_s: of the store; who reads at a time shares the former, who
+    writes waits for who did before"""
 
     name: str = "disk"
     capacity_bytes: Annotated[Bytes, Field(gt=0)] | None = None  # of the store; None: unlimited
