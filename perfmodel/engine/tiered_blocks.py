@@ -120,11 +120,12 @@ class TieredBlocks(HostBlocks):
         if self._stores is None or request in self._parked:
             return
         last = self.num_reusable(request, self._block_size)
-        contents = [
-            content
-            for content in takewhile(self._is_held, request.contents[num_cached_blocks:last])
-            if content not in self._contents and content not in self._coming
-        ]
+        contents: list[Hashable] = []
+        for content in takewhile(self._is_held, request.contents[num_cached_blocks:last]):
+            if content in self._contents:
+                self._contents.move_to_end(content)  # else what comes may take its place
+            elif content not in self._coming:
+                contents.append(content)
         fetch = self._fetches[request] = _Fetch(contents)
         if contents:
             fetch.stop = self._stores.fetch(contents, self._arrive, partial(self._end_fetch, fetch))

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from perfmodel.files.base import Spec
+from perfmodel.files.base import CheckedSpec, Spec
 from perfmodel.files.units import Bytes, BytesPerSecond, PositiveInt, Seconds
 from perfmodel.specs.hardware import GivenLink
 
@@ -28,7 +28,7 @@ class SecondaryTier(Spec):
         return self.write_bandwidth_bytes_per_s or self.read_bandwidth_bytes_per_s
 
 
-class KvOffload(GivenLink):
+class KvOffload(GivenLink, CheckedSpec):
     """A second tier for KV blocks, in the host's memory or on a disk, behind a link of each device.
 
     link, bandwidth_bytes_per_s, latency_s: the link to it; the latency is that of one block's copy
