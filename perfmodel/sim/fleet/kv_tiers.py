@@ -4,8 +4,9 @@ A store reads B bytes for one of n readers at a time in
 
     t = latency + n B / W,          W: its bandwidth for reads
 
-in batches of 128 blocks; it writes one batch after another. An engine loads over its devices' links, one request after another. Replicas find a block in a
-shared store once it is written. Blocks of all devices of an engine count, also where these are copies (latents).
+in batches of 128 blocks; it writes one batch after another. An engine loads over its devices' links, one request after
+another. Replicas find a block in a shared store once it is written. Blocks of all devices of an engine count, also
+where these are copies (latents).
 Source: vLLM 0.30: v1/kv_offload/cpu/gpu_worker.py (one load after another), tiering/manager.py (all tiers are written);
 SGLang: managers/cache_controller.py (storage_batch_size)."""
 

@@ -48,7 +48,7 @@ class KvOffload(GivenLink, CheckedSpec):
     overlap: bool = True  # blocks come layer by layer while earlier layers compute; else the step waits for all of them
     load: Literal["step", "async"] = "step"
     write_policy: Literal["write_back", "write_through", "write_through_selective"] = "write_back"
-    store_threshold: PositiveInt = 2
+    store_threshold: PositiveInt = 2  # prompts that had a block until it is copied, for write_through_selective
     secondary_tiers: tuple[SecondaryTier, ...] = ()
     storage_prefetch_policy: Literal["best_effort", "wait_complete"] | None = None
 

@@ -57,7 +57,7 @@ def test_sglang_s_replicas_and_drafts() -> None:
 
 
 def test_host_memory_as_a_multiple_of_the_device_s_is_not_modelled() -> None:
-    """server_args.py: --hicache-size overrides --hicache-ratio, by default 2, of KV blocks that a line does not know."""
+    """server_args.py: --hicache-size overrides --hicache-ratio, by default 2, of blocks that a line does not know."""
     found = read(f"{SGLANG} --enable-hierarchical-cache --hicache-ratio 3")
     assert [what for what, _ in found.unmodelled] == ["--hicache-ratio 3", "--enable-hierarchical-cache"]
     assert "kv_offload" not in found.data["engine"]
