@@ -20,6 +20,7 @@ from typing import Any
 os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_CPU_KVCACHE_SPACE="1")
 
 import torch
+from offload_jobs import OffloadJobs
 from vllm import __version__
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -89,6 +90,15 @@ def _scheduler(config: dict[str, Any], model: str) -> Any:
             kv_connector_module_path="scripted_connector",
             kv_role=config["kv_role"],
             kv_load_failure_policy="recompute",
+        )
+    if "kv_offload" in config:
+        arguments["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={
+                "cpu_bytes_to_use": 1,
+                "store_threshold": config["kv_offload"]["store_threshold"],
+            },
         )
     if config.get("pipeline_parallel_size", 1) > 1:
         arguments["distributed_executor_backend"] = "mp"
@@ -177,12 +187,15 @@ class _Case:
         self.config, self.recorded = case["config"], case["requests"]
         self.scheduler = _scheduler(self.config, model)
         self.connector = self.scheduler.get_kv_connector()
+        self.offloads: OffloadJobs | None = None
+        if "kv_offload" in self.config:
+            self.offloads, self.connector = OffloadJobs(self.connector, self.config, self.recorded), None
         if self.connector is not None:
             self.connector.script, self.connector.block_size = self.recorded, self.config["block_size"]
         self.requests: dict[str, Any] = {}
         self.num_verified: dict[str, int] = {}  # request -> verifications so far
         self.hasher = None
-        if self.config["enable_prefix_caching"]:
+        if self.config["enable_prefix_caching"] or self.offloads is not None:
             self.hasher = get_request_block_hasher(self.config["block_size"], _HASH)
 
     @property
@@ -220,6 +233,9 @@ class _Case:
         if self.connector is not None:
             grants = sorted([*grants, *([int(i), tokens, 0] for i, tokens in self.connector.begun.items())])
             self.connector.begun.clear()
+        if self.offloads is not None:
+            begun = self.offloads.begin(plan.kv_connector_metadata)
+            grants = sorted([*grants, *([int(i), self.requests[i].num_computed_tokens, 0] for i in begun)])
         sampled = [self._sample(i, plan, i in admitted) for i in granted]
         outcome = ModelRunnerOutput(
             req_ids=list(granted),
@@ -247,6 +263,8 @@ class _Case:
     def take(self, plan: Any, outcome: Any) -> None:
         if self.connector is not None:
             outcome.kv_connector_output = self.connector.outcome()
+        if self.offloads is not None:
+            outcome.kv_connector_output = self.offloads.outcome()
         self.scheduler.update_from_output(plan, outcome)
         count = self.config.get("num_speculative_tokens")
         if count and not self.config.get("async_scheduling"):  # everyone who has just sampled a token drafts

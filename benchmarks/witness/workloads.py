@@ -23,6 +23,7 @@ FEATURES = (
     "lora",
     "images",
     "samples",
+    "offload",
 )
 
 _SPECULATION = ("speculation", "async-speculation", "drafters")
@@ -69,6 +70,14 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
     if feature == "images":
         config["async_scheduling"] = rng.random() < 0.5
         _add_images(rng, config, requests)
+    if feature == "offload":
+        # Room for all: what vLLM evicts first depends on the order of a set of bytes.
+        config["kv_offload"] = {"num_blocks": 100_000, "store_threshold": rng.choice([0, 0, 2, 3])}
+        config["async_scheduling"] = rng.random() < 0.5
+        config["num_blocks"] = -(-config["max_model_len"] // config["block_size"]) + rng.choice([1, 8, 40])
+        config["scheduling_policy"] = "fcfs"
+        for request in requests:
+            request["load_steps"] = rng.choice([1, 1, 2, 5, 20])
     if feature == "abort" or (feature == "images" and rng.random() < 0.2):
         for request in rng.sample(requests, max(1, len(requests) // 4)):
             request["abort"] = request["arrival"] + rng.randrange(0, 60)

@@ -63,6 +63,8 @@ class HostBlocks:
     copies:     records block copies for plans with tensors
     num_stored, num_restored: blocks copied out and in so far; num_restored_tokens: tokens of the latter"""
 
+    is_async = can_wait = prefetches = False  # see `TieredBlocks`
+
     def __init__(
         self, capacity: int, least_tokens: int = 1, is_awaited: bool = False, copies: HostCopies | None = None
     ) -> None:
@@ -120,12 +122,31 @@ class HostBlocks:
         parked = self._parked.get(request)
         if parked is not None:
             return max(num_cached, parked[0])
-        limit = min((request.num_tokens - 1) // block_size, len(request.contents))
+        limit = self.num_reusable(request, block_size)
         number = num_cached // block_size
         while number < limit and request.contents[number] in self._contents:
             number += 1
         num_ready = max(number * block_size, num_cached)
         return num_ready if num_ready - num_cached >= self.least_tokens else num_cached
+
+    def must_wait(self, request: Request, num_cached: int, block_size: int) -> bool:
+        """Whether `request`, whose turn it is, waits for KV on its way (`can_wait`)."""
+        return False
+
+    def is_blocked(self, request: Request) -> bool:
+        """Whether `request` waits since an earlier `must_wait`, and nothing has come since."""
+        return False
+
+    def prefetch(self, request: Request, num_cached_blocks: int) -> None:
+        """`request` has arrived (`prefetches`); the device has `num_cached_blocks` of it."""
+
+    def end_load(self, request: Request) -> None:
+        """The KV of `request` has come to the device beside steps."""
+
+    def num_reusable(self, request: Request, block_size: int) -> int:
+        """Leading blocks of `request` that may come from here. Steps compute its last token; loads beside steps do not
+        care, since it is computed again."""
+        return min((request.num_tokens - (not self.is_async)) // block_size, len(request.contents))
 
     def restore(self, request: Request, num_cached: int, num_ready: int, block_size: int) -> int:
         """Admit `request` with `num_ready` tokens: all but the first `num_cached` from here, in `block_size` blocks."""

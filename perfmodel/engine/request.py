@@ -96,6 +96,7 @@ class Request:
     token_times: TokenTimes | None = None  # where the engine has a watch
     adapter: int | None = None  # number of the LoRA adapter that it names; None: the model itself
     encoder_inputs: tuple[EncoderInput, ...] = ()  # in order of their offsets
+    num_offered_blocks: int = 0  # leading blocks of its prompt that a tier has been offered (`TieredBlocks`)
 
     def __post_init__(self) -> None:
         self.contents = self.block_hashes

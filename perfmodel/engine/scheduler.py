@@ -122,6 +122,12 @@ class Scheduler:
         self._may_admit = True
         if request.num_transferred_tokens:
             self._loads_without_slot = not self.config.loads_need_slot
+        if self.blocks.host is not None and self.blocks.host.prefetches:
+            self.blocks.host.prefetch(request, len(self.blocks.cached_prefix(request)))
+
+    def retry_waiting(self) -> None:
+        """KV has reached the host that a waiting request may need."""
+        self._may_admit = True
 
     def finish_load(self, request: Request, num_tokens: int | None = None) -> None:
         """The KV of `request` has arrived, all or its first `num_tokens`."""
@@ -129,6 +135,8 @@ class Scheduler:
         if num_tokens is not None:
             num_here = request.num_hashed_blocks * self.blocks.block_size
             request.num_computed_tokens = min(max(num_tokens, num_here), request.num_computed_tokens)
+        if self.blocks.host is not None:
+            self.blocks.host.end_load(request)
         heapq.heappush(self._waiting, (self._load_keys.pop(request.request_id), request))
         self._may_admit = True
 
@@ -173,8 +181,8 @@ class Scheduler:
             del self._waiting[place]
             heapq.heapify(self._waiting)
             self._num_deferred = min(self._num_deferred, len(self._waiting))
-            if self.blocks.host is not None:
-                self.blocks.host.forget(request)
+        if self.blocks.host is not None:
+            self.blocks.host.forget(request)
         return True
 
     def _requeue(self, victim: Request) -> None:
@@ -261,7 +269,8 @@ class Scheduler:
         encoder = self._running.encoder
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
             key, request = self._waiting[0]
-            if request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request):
+            is_under_way = request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request)
+            if is_under_way or (host is not None and host.is_blocked(request)):
                 heapq.heappop(self._waiting)  # work in flight for it must come back first
                 skipped.append(self._skip(key, request))
                 continue
@@ -281,7 +290,17 @@ class Scheduler:
                         break
                     continue
                 if host is not None:
+                    if host.can_wait and host.must_wait(request, num_cached, blocks.block_size):
+                        heapq.heappop(self._waiting)
+                        skipped.append(self._skip(key, request))
+                        continue
                     num_ready = host.num_ready(request, num_cached, blocks.block_size)
+                    if host.is_async and num_ready > num_cached:
+                        request.num_transferred_tokens = num_ready
+                        if self._begin_load(self._waiting[0], cached, plan):
+                            continue
+                        request.num_transferred_tokens = 0
+                        break
             missing = request.num_tokens - num_ready
             padding = self._running.padding(plan, num_ready) if missing == 1 else 0
             if padding >= budget:
@@ -410,7 +429,10 @@ class Scheduler:
         heapq.heapify(self._waiting)
         key, _ = self._skip(*entry)
         blocks.allocate(request, reserved, cached)
-        self._count_prefix(request, len(cached) * blocks.block_size)
+        num_cached, host = len(cached) * blocks.block_size, blocks.host
+        if host is not None:
+            host.restore(request, num_cached, total, blocks.block_size)
+        self._count_prefix(request, num_cached if host is None else total)
         request.num_computed_tokens = total
         self.detached[request.request_id], self._load_keys[request.request_id] = request, key
         plan.loads += (request,)

@@ -123,8 +123,11 @@ class Scenario(CheckedSpec):
                     )
                 if engine.kv_cache == "off":
                     yield "got kv_cache=off in prefill and decode pools, which exchange their KV; keep it on"
-                if engine.kv_offload:
-                    yield "got kv_offload in prefill and decode pools; only unified engines have it"
+                if engine.kv_offload and pool.role == "decode":
+                    yield (
+                        "got kv_offload in a decode pool, whose KV comes from prefill replicas; give it to the engine "
+                        "of the prefill pool alone"
+                    )
                 self.cluster.kv_transfer.link_of(hardware)
             (self.cluster.network or hardware.network or NetworkSpec()).share_of(hardware)
             refuse_missing_units(engine, hardware)
@@ -135,6 +138,7 @@ class Scenario(CheckedSpec):
                     f"got the draft model {drafter.name} with a vocabulary of {drafter.vocab_size:,} for {model.name} "
                     f"with {model.vocab_size:,}: drafts are its tokens; choose a smaller model of the same family"
                 )
+        yield from self._differing_stores()
         num_engines = sum(pool.most_replicas * pool.engine.data_parallel_size for pool in self.pools)
         if num_engines > _MAX_ENGINES:
             yield (
@@ -199,6 +203,20 @@ class Scenario(CheckedSpec):
                     f"got {name}={value} in a {pool.role} pool and {shared} in {place}; pools serve the same model "
                     f"and exchange its KV cache, set {name} {advice}"
                 )
+
+    def _differing_stores(self) -> Iterator[str]:
+        """Engines that share a store have the same blocks, and say the same of it."""
+        first: dict[str, object] = {}
+        for pool in self.pools:
+            tiers = pool.engine.kv_offload.secondary_tiers if pool.engine.kv_offload is not None else ()
+            model, engine = pool.model or self.model, pool.engine
+            blocks = model.name, engine.tensor_parallel_size, engine.pipeline_parallel_size, engine.kv_block_tokens
+            for tier in tiers:
+                if tier.shared and first.setdefault(tier.name, (tier, *blocks)) != (tier, *blocks):
+                    yield (
+                        f"got pools that share the store {tier.name} and differ in it, in their model, block_size, "
+                        f"tensor_parallel_size or pipeline_parallel_size; name a store for each kind of blocks"
+                    )
 
     @model_validator(mode="after")
     def _is_served(self, info: ValidationInfo) -> "Scenario":

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from perfmodel.specs.engine.spec import KvOffload
+from perfmodel.specs.engine.offload import KvOffload
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel_executors.measure.device_timer import time_calls
 from perfmodel_executors.measure.protocol import Measured

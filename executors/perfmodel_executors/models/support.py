@@ -160,6 +160,8 @@ def check_engine(engine: EngineSpec) -> None:
         "simulated.": engine.allow_fp16_accumulation,
         "copies of KV blocks beside a step (engine.kv_offload.overlap=true) are not executed, only copies before it; "
         "set engine.kv_offload.overlap to false, or simulate it.": offload is not None and offload.overlap,
+        "loads beside steps, other write policies than write_back and secondary tiers (engine.kv_offload) are not "
+        "executed; leave them out, or simulate them.": offload is not None and offload.is_tiered,
         "a second tier of KV blocks (engine.kv_offload) is not executed beside drafts, whose models keep keys and "
         "values of their own; leave out engine.speculative_config, or simulate it.": offload is not None
         and engine.speculative_config is not None,

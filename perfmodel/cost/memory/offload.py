@@ -15,7 +15,7 @@ from perfmodel.cost.steps.stages import estimate_step
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape
-from perfmodel.specs.engine.spec import KvOffload
+from perfmodel.specs.engine.offload import KvOffload
 from perfmodel.specs.scenario import Scenario
 
 
@@ -70,11 +70,15 @@ def least_restored_tokens(scenario: Scenario, offload: KvOffload, graph: StepGra
     longest = scenario.engine.max_model_len or scenario.model.max_position_embeddings
     if offload.rule != "faster":
         return 1 if offload.rule == "restore" else longest + 1
-    cost, block = restore_cost(scenario, offload, graph), scenario.engine.block_size
-    tokens, num_stages = block, max(len(graph.stages), 1)  # that compute a prompt one after another
+    cost, tokens = restore_cost(scenario, offload, graph), scenario.engine.block_size
     while tokens <= longest:
-        recomputed = estimate_step(graph, timer, BatchShape(tokens, 1, ((tokens, 0),))).device_s
-        if cost.alone_s(tokens, tokens / block) < num_stages * recomputed:
+        if cost.alone_s(tokens, tokens / cost.block_size) < recompute_s(graph, timer, tokens):
             return tokens
         tokens *= 2
     return longest + 1
+
+
+def recompute_s(graph: StepGraph, timer: OperatorTimer, tokens: int) -> float:
+    """Time to compute a prompt of `tokens` on an idle engine; stages compute it one after another."""
+    step = estimate_step(graph, timer, BatchShape(tokens, 1, ((tokens, 0),)))
+    return max(len(graph.stages), 1) * step.device_s

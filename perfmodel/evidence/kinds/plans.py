@@ -9,7 +9,8 @@ A recording is JSON, optionally gzipped: `engine`, `version`, and `cases` of
               another engine's KV cache, which arrive within the step that needs them or, with `load_steps`, so many
               outcomes later, before its first admission; `loaded`: tokens that arrive if a load fails; `send_steps`:
               outcomes from its end until another engine has fetched its KV; `slot`: its slot, if the engine has slots;
-              `adapter`: the LoRA adapter that it names; `images`: [tokens before it, tokens, content] of each
+              `adapter`: the LoRA adapter that it names; `images`: [tokens before it, tokens, content] of each.
+              With `kv_offload` in the config, `load_steps`: outcomes that its loads from the host take
     steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan; a
               fourth number repeats the grants for so many further steps, each after the last. A grant of 0 tokens: KV
               of that many tokens starts to arrive from another engine. SGLang's omit steps without decisions
@@ -42,6 +43,7 @@ from perfmodel.engine import (
     StepPlan,
     scheduler_for,
 )
+from perfmodel.engine.tiered_blocks import TieredBlocks
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.base import Spec
 from perfmodel.kv_groups import KVGroup
@@ -186,6 +188,7 @@ def _features_of(case: RecordedCase) -> list[str]:
         "KV transfer": config.get("kv_role"),
         "LoRA": config.get("enable_lora"),
         "images": any(request.images for request in case.requests),
+        "KV offloading": config.get("kv_offload"),
         "preemption": any(preempted for _, _, preempted in case.steps),
     }
     return [name for name, is_there in named.items() if is_there] or ["plain"]
@@ -204,7 +207,7 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
         past_end, is_ahead = spec.rules.drafts_past_end, spec.async_scheduling
         speculation = Speculation(nodes, past_end=past_end, is_ahead=is_ahead)
         config = replace(config, speculation=with_drafter(speculation, spec.rules, extras.drafter))
-    if extras.kv_role is not None:
+    if extras.kv_role is not None or extras.kv_offload is not None:
         config = replace(config, defers_frees=spec.defers_frees)
     if extras.encoder_budget:
         rules = EncoderRules(
@@ -217,15 +220,16 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
         extras.num_blocks,
         extras.groups,
         num_buffers=sum(group.kind == "state" for group in extras.kv_groups),  # a request has a block of each
-        host=transfers.immediate(),
+        host=_tier_of(spec, extras.kv_offload) or transfers.immediate(),
         by_estimates=estimates is not None,
     )
     if estimates is not None:
         config = replace(config, estimates=replace(estimates, ends_early=not extras.ignore_eos))
     scheduler = scheduler_for(config, blocks)
-    known = _requests_of(case, spec)
+    known = _requests_of(case, spec, has_hashes=spec.enable_prefix_caching or extras.kv_offload is not None)
     for request in known.values():
-        transfers.prepare(request)
+        if extras.kv_offload is None:
+            transfers.prepare(request)
     pending = deque((case.requests[number].arrival, request) for number, request in known.items())
     aborts = sorted((request.abort, i) for i, request in enumerate(case.requests) if request.abort is not None)
     num_verified: Counter[int] = Counter()
@@ -285,6 +289,13 @@ class _RecordedGroup(Spec):
         return self
 
 
+class _RecordedOffload(Spec):
+    """A tier that prompts are written through to, as vLLM's OffloadingConnector has it."""
+
+    num_blocks: int = Field(ge=1)
+    store_threshold: int = Field(default=0, ge=0)
+
+
 class _Extras(Spec):
     """Config fields beyond the engine's arguments."""
 
@@ -299,6 +310,7 @@ class _Extras(Spec):
     encoder_budget: int = Field(default=0, ge=0)  # tokens of images in a step, and cached at once
     encoder_cache_size: int = Field(default=0, ge=0)
     whole_images: bool = False  # --disable-chunked-mm-input
+    kv_offload: _RecordedOffload | None = None
 
     @property
     def groups(self) -> tuple[KVGroup, ...]:
@@ -330,7 +342,7 @@ class _Transfers:
     def begin(self, loads: Iterable[Request]) -> None:
         """Start loads for the requests that wait for them."""
         for request in loads:
-            if request.status is RequestStatus.WAITING:
+            if request.status is not RequestStatus.RUNNING:
                 self.under_way[request] = self._requests[request.request_id].load_steps or 1
 
     def pass_outcome(self, scheduler: Scheduler, finished: Iterable[Request]) -> None:
@@ -363,6 +375,14 @@ class _ImmediateKV(HostBlocks):
         return 0
 
 
+def _tier_of(spec: EngineSpec, offload: _RecordedOffload | None) -> TieredBlocks | None:
+    if offload is None:
+        return None
+    after = max(offload.store_threshold, 1)
+    shares = spec.enable_prefix_caching
+    return TieredBlocks(offload.num_blocks, spec.block_size, is_async=True, store_after=after, is_shared=shares)
+
+
 def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[EngineSpec, _Extras]:
     """The engine, and its extras. Raises SpecError for an invalid config."""
     settings = {name: value for name, value in config.items() if name not in _Extras.model_fields}
@@ -375,13 +395,13 @@ def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[En
         raise SpecError(f"config.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
 
 
-def _requests_of(case: RecordedCase, spec: EngineSpec) -> dict[int, Request]:
+def _requests_of(case: RecordedCase, spec: EngineSpec, has_hashes: bool) -> dict[int, Request]:
     """Requests by number, in order of arrival, then number."""
     result = {}
     order = sorted(range(len(case.requests)), key=lambda i: (case.requests[i].arrival, i))
     for place, number in enumerate(order):
         recorded = case.requests[number]
-        num_full = recorded.prompt // spec.block_size if spec.enable_prefix_caching else 0
+        num_full = recorded.prompt // spec.block_size if has_hashes else 0
         num_shared = min(recorded.shared // spec.block_size, num_full)
         images = tuple(EncoderInput(*image) for image in recorded.images)
         hashes: tuple[Hashable, ...] = tuple(
@@ -410,7 +430,7 @@ def _as_step(step: int, plan: StepPlan, scheduler: Scheduler, under_way: Iterabl
         for request, drafted in _drafted(plan)
     ]
     chunks = [(grant.request.request_id, grant.num_computed_tokens, grant.num_new_tokens) for grant in plan.chunks]
-    loads = [request for request in plan.loads if request.status is RequestStatus.WAITING]
+    loads = [request for request in plan.loads if request.status is not RequestStatus.RUNNING]
     chunks += [(request.request_id, request.num_computed_tokens, 0) for request in loads]
     return step, sorted(decodes + chunks), sorted(request.request_id for request in plan.preempted)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from perfmodel.cost import Calibration, EngineProfile, ServerFit, SpeculativeCostModel, StepCostModel
 from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
 from perfmodel.cost.memory.adapters import adapter_load
-from perfmodel.engine import Request, StepRecord
+from perfmodel.engine import HostBlocks, Request, StepRecord
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.deployed import Deployed
@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
     from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
     from perfmodel.sim.fleet.dynamic import DynamicCluster
     from perfmodel.sim.fleet.gateway import OnLost, RequestServer
+    from perfmodel.sim.fleet.kv_tiers import ClusterTiers, EngineTiers
     from perfmodel.sim.fleet.kv_transfer import KvTransfers
 
 
@@ -74,6 +75,7 @@ class Cluster:
         self.pools: list[Pool] = []
         self._server_of: dict[int, DisaggregatedServer] = {}  # by engine
         self.transfers: KvTransfers | None = None
+        self.tiers: ClusterTiers | None = None
         self.dynamic: DynamicCluster | None = None
         self._env, self._basis_of, self._can_leap = env, basis_of, can_leap
         self._one_of, self._scores = one_of, scores
@@ -139,13 +141,28 @@ class Cluster:
         config = scheduler_config(own, executed is not None, depths)
         if spec.role != "unified":  # KV comes and goes by the rules of one scheduler, that of free blocks
             config = replace(config, defers_frees=own.engine.defers_frees, estimates=None)
+        is_tiered = tier is not None and own.engine.kv_offload is not None and own.engine.kv_offload.is_tiered
+        if is_tiered:
+            from perfmodel.sim.fleet.kv_tiers import ClusterTiers
 
+            config = replace(config, defers_frees=own.engine.defers_frees, estimates=None)
+            self.tiers = self.tiers or ClusterTiers(env, 1 / self._one_of)
         layout = cache_layout(own)
 
         def engine(index: int, lockstep: Lockstep) -> EngineRank:
-            host = tier.blocks(has_tensors=executed is not None) if tier is not None else None
+            tiers: EngineTiers | None = None
+            host: HostBlocks | None = None
+            if is_tiered:
+                assert self.tiers is not None
+                assert tier is not None
+                tiers, host = self.tiers.of_engine(own, tier, costs)
+            elif tier is not None:
+                host = tier.blocks(has_tensors=executed is not None)
             loop = build_serve_loop(own, memory.num_kv_blocks, host=host, config=config, layout=layout)
-            return EngineRank(lockstep, index, loop, on_finished, on_step, FrontEnd(server))
+            rank = EngineRank(lockstep, index, loop, on_finished, on_step, FrontEnd(server))
+            if tiers is not None:
+                tiers.serve(rank)
+            return rank
 
         engines = [engine(index, lockstep) for index, lockstep in enumerate(locksteps, first)]
         replicas = tuple(Replica(engines[i : i + together]) for i in range(0, len(engines), together))

@@ -1,6 +1,7 @@
 """Totals of a simulated cluster's devices: energy, utilisation, blocks; per pool and overall."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -60,8 +61,8 @@ def _bubble_share(pools: Sequence[Pool]) -> float | None:
     return ratio(sum([pool.bubble_s for pool in staged]), sum([pool.under_way_s for pool in staged]))
 
 
-def kv_offloaded(cluster: Cluster) -> dict[str, float] | None:
-    """Blocks moved to and from second tiers, and bytes over all devices' links."""
+def kv_offloaded(cluster: Cluster) -> dict[str, Any] | None:
+    """Blocks moved to and from second tiers, and bytes over all devices' links; with tiers behind them, theirs."""
     tiers = [
         (host, 0.0 if (cost := pool.backend.restore) is None else pool.devices_per_engine * cost.block_bytes)
         for pool in cluster.pools
@@ -76,6 +77,7 @@ def kv_offloaded(cluster: Cluster) -> dict[str, float] | None:
         "restored_tokens": sum([host.num_restored_tokens for host, _ in tiers]),
         "stored_bytes": sum([host.num_stored * size for host, size in tiers]),
         "restored_bytes": sum([host.num_restored * size for host, size in tiers]),
+        **(cluster.tiers.summary() if cluster.tiers is not None else {}),
     }
 
 

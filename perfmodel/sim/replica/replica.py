@@ -161,6 +161,11 @@ class EngineRank:
         self.loop.scheduler.finish_load(request)
         self._lockstep.reschedule()
 
+    def retry_waiting(self) -> None:
+        """KV has reached the host that a waiting request may need: schedule again."""
+        self.loop.scheduler.retry_waiting()
+        self._lockstep.reschedule()
+
     def release(self, request: Request) -> None:
         """Free the KV blocks kept by a finished `request`, and schedule again."""
         self.loop.scheduler.release(request)

@@ -110,8 +110,8 @@ class RequestDraft(NamedTuple):
     session: Hashable | None = None
     turn: int = -1
     pause_s: float = 0.0
-    images: tuple[EncoderInput, ...] = ()
     after: int | None = None
+    images: tuple[EncoderInput, ...] = ()
 
     def compressed(self, ratio: float) -> "RequestDraft":
         """The request with its prompt shortened to `ratio`, keeping the original length."""

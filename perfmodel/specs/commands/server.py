@@ -167,6 +167,9 @@ def _vllm(reading: Reading) -> None:
     if gib := reading.take("kv_offloading_gib"):
         source = reading.sources.pop("line.kv_offloading_gib")
         reading.put("engine.kv_offload.capacity_bytes", int(gib * _GIB / reading.ranks), f"{source}, of all ranks")
+        reading.put("engine.kv_offload.write_policy", "write_through", source)
+        if reading.line.get("draft_model") is None and reading.get(f"{_CONFIG}.method") is None:
+            reading.put("engine.kv_offload.load", "async", source)
     model = reading.line.get("draft_model")
     if reading.get(f"{_CONFIG}.method") is None and model is not None:
         # vllm/config/speculative.py: by what its name has in it
@@ -192,6 +195,15 @@ def _sglang(reading: Reading) -> None:
     elif dp > 1:
         reading.put("cluster.replicas", dp, reading.source("dp_size"))
     _complete_experts(reading)
+    gigabytes, policy = reading.take("hicache_gigabytes"), reading.take("hicache_policy", "write_through")
+    if reading.take("hicache", False):
+        if gigabytes:
+            source = reading.source("hicache_gigabytes")
+            reading.put("engine.kv_offload.capacity_bytes", int(gigabytes * 1e9), source)
+            reading.put("engine.kv_offload.write_policy", policy, source)
+        else:
+            what = "host memory for KV blocks as a multiple of the device's; say how much by --hicache-size"
+            reading.unmodelled.append((reading.source("hicache"), what))
     chunk = reading.take("chunked_prefill_size")
     if chunk is not None:
         setting = ("max_num_batched_tokens", chunk) if chunk > 0 else ("enable_chunked_prefill", False)
@@ -408,7 +420,16 @@ def _sglang_settings(settings: Settings, engine: EngineSpec) -> Settings:
         "chunked-prefill-size": chunk,
         "expert-parallel-size": ranks if engine.enable_expert_parallel else None,
         "enable-priority-scheduling": engine.scheduling_policy == "priority" or None,
+        **_hicache(engine),
     }
+
+
+def _hicache(engine: EngineSpec) -> Settings:
+    if engine.kv_offload is None:
+        return {}
+    size = f"{max(round(engine.kv_offload.capacity_bytes / 1e9), 1)}"
+    policy = {"hicache-write-policy": engine.kv_offload.write_policy}
+    return {"enable-hierarchical-cache": True, "hicache-size": size, **policy}
 
 
 def _trtllm_settings(_: Settings, engine: EngineSpec) -> Settings:

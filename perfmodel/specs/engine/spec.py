@@ -6,13 +6,13 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from perfmodel.files.base import Resolved, Spec, UsedBy, VariantSpec
-from perfmodel.files.units import Bytes, Milliseconds, NonNegativeInt, PositiveInt
+from perfmodel.files.units import Milliseconds, NonNegativeInt, PositiveInt
 from perfmodel.models.layer_formats import LayerQuantization
 from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.description import Backend, BatchingRules, DescribedEngine, describe_engine
+from perfmodel.specs.engine.offload import KvOffload
 from perfmodel.specs.engine.speculation import SpeculativeConfig
-from perfmodel.specs.hardware import GivenLink
 
 
 class KvEviction(Spec):
@@ -33,19 +33,6 @@ class KvTier(Spec):
 
     tokens: PositiveInt | None = None
     dtype: str = "auto"
-
-
-class KvOffload(GivenLink):
-    """A second tier for KV blocks, in the host's memory or on a disk, behind a link of each device.
-
-    link, bandwidth_bytes_per_s, latency_s: the link to it; the latency is that of one block's copy
-    rule:           KV of a preempted request, or of a prefix that left the device: copied back (restore), computed
-                    again (recompute), or what the cost model says is quicker (faster)"""
-
-    link: str | None = "pcie"
-    capacity_bytes: Annotated[Bytes, Field(gt=0)]  # of the tier, per device
-    rule: Literal["restore", "recompute", "faster"] = "faster"
-    overlap: bool = True  # blocks come layer by layer while earlier layers compute; else the step waits for all of them
 
 
 class PromptCompression(Spec):
@@ -328,6 +315,13 @@ class EngineSpec(VariantSpec):
                 "got kv_offload with kv_cache=contiguous, whose requests keep their reservation until they are done, "
                 "so that nothing would ever be moved; use kv_cache=paged"
             )
+        if self.kv_offload is not None and self.kv_offload.load == "async":
+            plain = {"batching": "continuous", "speculative_config": None}
+            for name in [name for name, value in plain.items() if getattr(self, name) != value]:
+                yield (
+                    f"got kv_offload.load=async with {name}={getattr(self, name)}, which is not modelled together; set "
+                    f"kv_offload.load=step, or leave {name} out"
+                )
         if self.speculative_config is not None and self.kv_cache == "off":
             yield (
                 "got speculative_config with kv_cache=off, where every step computes all tokens of a sequence, drafted "

@@ -16,6 +16,7 @@ from perfmodel.engine.encoder_cache import EncoderCache
 from perfmodel.engine.estimating import RetractingRequests
 from perfmodel.engine.running import RunningRequests
 from perfmodel.engine.slots import SlottedRequests
+from perfmodel.engine.tiered_blocks import TieredBlocks
 from perfmodel.evidence.kinds import plans
 from perfmodel.evidence.kinds.plans import RecordedCase, replay
 
@@ -97,6 +98,35 @@ def goes_on_after_giving_way(patch: pytest.MonkeyPatch) -> None:
             self._key = key
 
     patch.setattr(RunningRequests, "_make_room", spares_itself)
+
+
+# Of tiers of KV that prompts are written through to.
+def offers_no_block_that_the_device_had(patch: pytest.MonkeyPatch) -> None:
+    restore = TieredBlocks.restore
+
+    def skips_them(self, request, num_cached, num_ready, size):
+        number = restore(self, request, num_cached, num_ready, size)
+        request.num_offered_blocks = max(request.num_offered_blocks, num_ready // size)
+        return number
+
+    patch.setattr(TieredBlocks, "restore", skips_them)
+
+
+def loads_what_another_loads(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TieredBlocks, "must_wait", lambda self, *given: False)
+
+
+def loads_short_of_the_last_token(patch: pytest.MonkeyPatch) -> None:
+    short = lambda self, request, size: min((request.num_tokens - 1) // size, len(request.contents))  # noqa: E731
+    patch.setattr(TieredBlocks, "num_reusable", short)
+
+
+def copies_at_the_first_offer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TieredBlocks, "_count", lambda self, content: 10)
+
+
+def copies_only_what_is_evicted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TieredBlocks, "_offer", lambda self, request: None)
 
 
 # Of drafts planned ahead, KV transfer and whole prompts.
@@ -469,6 +499,16 @@ WRONG_RULES = {
             gives_up_nothing,
             gives_up_what_a_step_under_way_reads,
             wants_a_row_more_before_a_hit,
+        ),
+    ),
+    "vllm_0.30.0_offload": (
+        (120, 1),
+        (
+            copies_at_the_first_offer,
+            copies_only_what_is_evicted,
+            loads_short_of_the_last_token,
+            loads_what_another_loads,
+            offers_no_block_that_the_device_had,
         ),
     ),
     "vllm_0.30.0_transfer": (

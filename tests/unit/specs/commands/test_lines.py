@@ -14,6 +14,7 @@ from perfmodel.specs.commands.shell import Unresolved, read_shell
 
 SERVE = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
 ON_H100 = Asking(hardware="h100-sxm-80gb")
+OFFLOADED = {"capacity_bytes": 16 * 2**30, "write_policy": "write_through", "load": "async"}  # a rank's share of 64 GiB
 
 
 def read(text: str, asking: Asking = ON_H100) -> LineScenario:
@@ -51,7 +52,7 @@ def engine(text: str) -> dict[str, Any]:
         ("--quantization compressed-tensors", {}),
         ("-q fp8", {"quantization": "fp8"}),
         ("--all2all-backend naive", {"all2all_backend": "allgather_reducescatter"}),
-        ("--kv-offloading-size 64 -tp 4", {"tensor_parallel_size": 4, "kv_offload": {"capacity_bytes": 16 * 2**30}}),
+        ("--kv-offloading-size 64 -tp 4", {"tensor_parallel_size": 4, "kv_offload": OFFLOADED}),
         ("""--eplb-config '{"num_redundant_experts": 32}'""", {"eplb_config": {"num_redundant_experts": 32}}),
         ("--max-num-seqs 8 --max-num-seqs 16", {"max_num_seqs": 16}),
         ("--max_num_seqs='8'", {"max_num_seqs": 8}),

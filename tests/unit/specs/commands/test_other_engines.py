@@ -31,6 +31,10 @@ engine = partial(read_engine, hardware="h200-sxm")
         ("--chunked-prefill-size 4096", {"max_num_batched_tokens": 4096}),
         ("--chunked-prefill-size -1", {"enable_chunked_prefill": False}),
         ("--max-running-requests 64 --page-size 64", {"max_num_seqs": 64, "block_size": 64}),
+        (
+            "--enable-hierarchical-cache --hicache-size 30 --hicache-write-policy write_back",
+            {"kv_offload": {"capacity_bytes": 30_000_000_000, "write_policy": "write_back"}},
+        ),
         ("--context-length 8K --kv-cache-dtype fp8_e4m3", {"max_model_len": 8192, "kv_cache_dtype": "fp8_e4m3"}),
     ],
 )
@@ -50,6 +54,13 @@ def test_sglang_s_replicas_and_drafts() -> None:
     assert [what for what, _ in tree.unmodelled] == ["--speculative-eagle-topk 4"]
     with pytest.raises(SpecError, match="expected a multiple"):
         read(f"{SGLANG} --tp 2 --dp 4 --enable-dp-attention")
+
+
+def test_host_memory_as_a_multiple_of_the_device_s_is_not_modelled() -> None:
+    """server_args.py: --hicache-size overrides --hicache-ratio, by default 2, of blocks that a line does not know."""
+    found = read(f"{SGLANG} --enable-hierarchical-cache --hicache-ratio 3")
+    assert [what for what, _ in found.unmodelled] == ["--hicache-ratio 3", "--enable-hierarchical-cache"]
+    assert "kv_offload" not in found.data["engine"]
 
 
 def test_pairs_of_sglang_servers() -> None:
