@@ -168,6 +168,8 @@ class AutoscalingSpec(CheckedSpec):
             yield "got dynamo beside hpa or keda; expected one that scales these replicas"
         if self.min_replicas == 0 and self.keda is None and (self.is_kubernetes or self.dynamo is not None):
             yield "got min_replicas 0; hpa and dynamo keep at least 1, use keda to scale to none"
+        if self.min_replicas == 0 and self.keda is not None and self.metric in ("running", "kv_cache_usage"):
+            yield f"got min_replicas 0 with metric {self.metric}, which nobody has then; use concurrency or queue"
         rule = "dynamo" if self.dynamo is not None else "hpa" if self.is_kubernetes else "neither hpa nor keda"
         unused = {
             "dynamo": ("metric", "target", "interval_s", "scale_down_delay_s", "scrape_interval_s"),

@@ -176,11 +176,22 @@ class Retries(Spec):
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
-class GatewaySpec(Spec):
+class VtcSpec(Spec):
+    """Fairness by virtual token counters; classes of traffic are the tenants.
+
+    input_weight, output_weight: of a prompt and an output token in a tenant's service; 1 and 2 are the paper's"""
+
+    input_weight: PositiveFloat = 1.0
+    output_weight: PositiveFloat = 2.0
+
+
+class GatewaySpec(CheckedSpec):
     """Limits and patience; each is without effect unless given.
 
     max_outstanding: requests that the replicas have in hand at most; what comes above it waits in the gateway, by
                      priority, if it still holds fewer than `max_queue`, and is refused if not
+    scheduling_policy: whose turn it is there: priority, then arrival; vtc: the class with the least service for its
+                     `weight`, of which each has a queue of `max_queue`
     timeout_s:       how long a client waits for the whole answer, retries included; what is left of it is aborted"""
 
     rate_limit: RateLimit | None = None
@@ -188,6 +199,14 @@ class GatewaySpec(Spec):
     max_queue: NonNegativeInt = 0
     timeout_s: Annotated[Seconds, Field(gt=0)] | None = None
     retries: Retries | None = None
+    scheduling_policy: Literal["priority", "vtc"] = "priority"
+    vtc: VtcSpec = VtcSpec()
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.scheduling_policy == "vtc" and not (self.max_outstanding and self.max_queue):
+            yield "got scheduling_policy vtc without a queue; give max_outstanding and max_queue"
+        if self.scheduling_policy != "vtc" and self.vtc != VtcSpec():
+            yield f"got vtc with scheduling_policy {self.scheduling_policy}; set scheduling_policy: vtc"
 
 
 class KvTransferSpec(GivenLink, CheckedSpec):

@@ -104,6 +104,12 @@ class Scenario(CheckedSpec):
         is_owned = self.price is not None and self.price.owned is not None
         if is_owned and (self.site is None or self.site.usd_per_kwh is None):
             yield "got price.owned without a price of electricity; owned devices pay for theirs, set site.usd_per_kwh"
+        gateway, classes = self.cluster.gateway, self.traffic.classes
+        is_fair = gateway is not None and gateway.scheduling_policy == "vtc"
+        if is_fair and len(classes) < 2:
+            yield f"got scheduling_policy vtc for {len(classes)} tenants; give at least 2 as traffic.classes"
+        if not is_fair and any(one.weight != 1 for one in classes):
+            yield "got a weight of traffic.classes, which vtc reads; set cluster.gateway.scheduling_policy: vtc"
         for deployment in self.cluster.deployments:
             if deployment.share is None or deployment.is_disaggregated:
                 yield from self._differing_kv_formats(deployment)

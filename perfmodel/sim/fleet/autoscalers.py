@@ -151,8 +151,8 @@ class KubernetesRule:
     def look(self, now: int) -> None:
         """The metric gives a number, the numbers of a window a cautious one, the policies the next size."""
         spec, size = self._spec, self._fleet.num(*_PODS)
-        if not size:
-            return  # paused: KEDA's turn
+        if not size and spec.keda is not None:
+            return  # paused until KEDA is active
         fewest = max(spec.min_replicas, 1)
         if fewest <= size <= spec.max_replicas:
             for entries in (self._recommended, self._changes):
@@ -245,12 +245,13 @@ class DynamoRule:
     def look(self, _: int) -> None:
         """Start or drain one, unless one starts."""
         fleet, spec = self._fleet, self._spec
-        loads = list(fleet.readings("queued_tokens" if self._is_prefill else "kv_demand").values())
         size = fleet.num("up", "dead", "failed")
-        if not loads or fleet.num("starting"):
+        if fleet.num("starting"):
             return
-        if max(loads) > self._upper or (self._is_prefill and max(loads) == self._upper):
+        loads = fleet.readings("queued_tokens" if self._is_prefill else "kv_demand").values()
+        most = max(loads, default=self._lower)
+        if most > self._upper or (self._is_prefill and most == self._upper) or size < spec.min_replicas:
             if size < spec.max_replicas:
                 fleet.start()
-        elif size > spec.min_replicas and (max(loads) < self._lower or max(loads) == self._lower == 0):
+        elif loads and size > spec.min_replicas and (most < self._lower or most == self._lower == 0):
             fleet.drain()

@@ -10,6 +10,7 @@ from math import log, prod
 from simpy.events import Event
 
 from perfmodel.engine import Request, StepRecord
+from perfmodel.engine.admission import VirtualTokenCounters
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.autoscalers import MAX_EVENTS, Autoscaler
@@ -18,7 +19,7 @@ from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.fleet.gateway import Entrance, Gateway, HandOver, OnLost, RequestServer
 from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
 from perfmodel.sim.replica.replica import EngineRank, Replica
-from perfmodel.sim.traffic.distributions import Shares, hashed
+from perfmodel.sim.traffic.distributions import Shares, class_shares, hashed
 from perfmodel.specs.cluster import FailuresSpec, GatewaySpec, Slowdown
 from perfmodel.specs.scenario import Scenario
 
@@ -81,7 +82,13 @@ class DynamicCluster:
     def __init__(
         self, env: TickEnvironment, scenario: Scenario, on_answer: OnFinished, on_step: OnStep, on_lost: OnLost
     ) -> None:
-        self.gateway = Gateway(env, scenario.cluster.gateway or GatewaySpec(), scenario.seed, self._route, on_lost)
+        spec, counters, tenants = scenario.cluster.gateway or GatewaySpec(), None, class_shares(scenario)
+        if spec.scheduling_policy == "vtc":
+            weights = [tenant.weight for tenant in scenario.traffic.classes]
+            counters = VirtualTokenCounters(weights, spec.vtc.input_weight, spec.vtc.output_weight)
+        self.gateway = Gateway(
+            env, spec, scenario.seed, self._route, on_lost, tenants.of if counters else lambda _: 0, counters
+        )
         self.fleets: dict[int, Fleet] = {}  # by the position of their pool in the scenario
         self.shadowed: Counter[int] = Counter()  # answers of shadow pools, by engine
         self.is_sent: Callable[[], bool] = lambda: False

@@ -161,6 +161,7 @@ HPA = "cluster={autoscaling: {target: 4, max_replicas: 3, hpa: {}}}"
         ("startup={}", None),
         ("{startup: {}, cold_start_s: 3, target: 1, max_replicas: 2}", "got startup beside cold_start_s"),
         ("{target: 1, max_replicas: 2, scrape_interval_s: 5}", "got scrape_interval_s with neither hpa nor keda"),
+        ("{target: 1, max_replicas: 2, min_replicas: 0, metric: running, keda: {}}", "which nobody has then"),
         ("{target: 1, max_replicas: 2, dynamo: {}}", "got target with dynamo"),
         ("{max_replicas: 2, dynamo: {optimization_target: sla}}", "expected 'throughput' or 'latency'"),
     ],
