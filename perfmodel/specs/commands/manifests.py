@@ -76,8 +76,9 @@ def _placed(data: Mapping[str, Any], around: PodPlacement, place: str) -> PodPla
                 allowed = f"a whole number up to {_MAX_REPLICAS:,}"
                 raise SpecError(f"{place}: {name}: got {str(value)[:60]}; expected {allowed}.")
     slices = (str(key) for block in resources.values() if isinstance(block, Mapping) for key in block)
-    mig = next((f"MIG {key.removeprefix(_SLICE_RESOURCE)}" for key in slices if key.startswith(_SLICE_RESOURCE)), None)
-    return around._replace(**known, device=mig or next(_products(data), around.device))
+    mig = next((key.removeprefix(_SLICE_RESOURCE) for key in slices if key.startswith(_SLICE_RESOURCE)), None)
+    device = next(_products(data), around.device)
+    return around._replace(**known, device=device if mig is None else f"{device or 'GPU'}:{mig}")
 
 
 def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
