@@ -40,9 +40,9 @@ def test_a_slice_has_its_shares():
     assert [link.name for link in part.declared.links] == ["pcie"]
 
 
-@pytest.mark.parametrize(("shape", "ratio"), [(decode_shape(1, 100), 8 / 4), (PROMPT, 132 / 60)])
+@pytest.mark.parametrize(("shape", "ratio"), [(decode_shape(64, 8000), 8 / 4), (PROMPT, 132 / 60)])
 def test_steps_take_as_much_longer_as_the_slice_is_smaller(shape, ratio):
-    """A single decode of an 8B model is bound by memory, of which 3g.40gb has 4 of 8 slices, a prompt of 4,096 tokens
+    """A decode of 64 long contexts is bound by memory, of which 3g.40gb has 4 of 8 slices, a prompt of 4,096 tokens
     by the tensor cores of 60 of 132 units (the roofline's two sides; launches do not change)."""
     seconds = []
     for hardware in ("h100", "h100:3g.40gb"):
