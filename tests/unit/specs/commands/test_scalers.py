@@ -60,7 +60,7 @@ def test_an_hpa_is_read_and_runs(tmp_path, metric, value, expected):
     scaling = found.data["cluster"]["autoscaling"]
     assert (scaling["metric"], scaling["target"]) == expected
     file = tmp_path / "read.yaml"
-    file.write_text(dump_yaml(found.data))
+    file.write_text(dump_yaml({**found.data, "traffic": "azure-conversation"}))
     spec = load_scenario(file).cluster.autoscaling
     assert spec is not None
     assert spec.hpa is not None
@@ -73,7 +73,7 @@ def test_a_scaled_object_is_read_with_its_defaults(tmp_path):
     query = "sum(vllm:num_requests_waiting + vllm:num_requests_running)"
     found = read(KEDA.replace("QUERY", query), SERVER)  # in any order
     file = tmp_path / "read.yaml"
-    file.write_text(dump_yaml(found.data))
+    file.write_text(dump_yaml({**found.data, "traffic": "azure-conversation"}))
     spec = load_scenario(file).cluster.autoscaling
     assert spec is not None
     assert (spec.metric, spec.target, spec.min_replicas, spec.max_replicas) == ("concurrency", 5, 0, 6)
