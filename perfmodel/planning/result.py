@@ -54,6 +54,38 @@ class Resilience:
     problem: str = ""
 
 
+@dataclass(frozen=True)
+class FleetRun:
+    """The choice through the scenario's own course of load.
+
+    target:     threshold of the autoscaling; None: replicas are fixed
+    attained:   share of requests within the SLO; `is_met`: the SLO is met
+    replicas_over_time: (second, replicas that serve, those in use), each time that they change"""
+
+    target: float | None
+    attained: float
+    is_met: bool
+    device_hours: float
+    usd: float | None
+    replicas_peak: int
+    replicas_over_time: Sequence[Sequence[float]]
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class Elasticity:
+    """Replicas that follow the load against the fixed ones of the plan; problem: why they were not simulated"""
+
+    fixed: FleetRun | None = None
+    scaled: Sequence[FleetRun] = ()
+    problem: str = ""
+
+    @property
+    def best(self) -> FleetRun | None:
+        """The scaled fleet with the fewest device hours of those that meet the SLO; None if none does."""
+        return min((run for run in self.scaled if run.is_met), key=lambda run: run.device_hours, default=None)
+
+
 @dataclass(frozen=True, repr=False)
 class _Plan(Renderable, Generic[Row]):
     """Common to both kinds of plan.
@@ -128,7 +160,8 @@ class PlanResult(_Plan[Finalist]):
     resilience:  the winner under failures; left_out: scenario features that the plan omits
     searched:    choices with several values in the space -> the values, in words
     ratios:      simulated over screened figures of the finalists
-    num_overlooked: candidates that could be better by these ratios but were not simulated"""
+    num_overlooked: candidates that could be better by these ratios but were not simulated
+    elasticity:  the winner through the scenario's course of load, its replicas fixed and following it"""
 
     _is_good = "serves"
     rate: float = 0.0
@@ -142,6 +175,7 @@ class PlanResult(_Plan[Finalist]):
     searched: Mapping[str, str] = field(default_factory=dict)
     ratios: Ratios | None = None
     num_overlooked: int = 0
+    elasticity: Elasticity | None = None
 
     @property
     def replicas(self) -> int:
@@ -273,6 +307,7 @@ class PlanResult(_Plan[Finalist]):
             "bound_share": dict(self.bound_share),
             "devices": [vars(device) for device in self.devices],
             "under_failures": None if self.resilience is None else vars(self.resilience),
+            "over_the_load": None if self.elasticity is None else asdict(self.elasticity),
             "left_out": list(self.left_out),
             "notes": list(self.notes),
             **self._ends("plan", rate=self.rate),

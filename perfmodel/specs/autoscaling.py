@@ -37,6 +37,18 @@ class ForeignSpec(CheckedSpec):
         return data
 
 
+def as_written(spec: ForeignSpec) -> dict[str, Any]:
+    """What was given of `spec`, with the keys of its YAML."""
+
+    def keys(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {re.sub(r"_(\w)", lambda match: match[1].upper(), key): keys(item) for key, item in value.items()}
+        return [keys(item) for item in value] if isinstance(value, list) else value
+
+    written: dict[str, Any] = keys(spec.model_dump(mode="json", exclude_unset=True))
+    return written
+
+
 class ScalingPolicy(ForeignSpec):
     """At most `value` pods, or per cent of the pods, within `period_seconds`."""
 
