@@ -14,7 +14,7 @@ one, enter it in POLICIES (and its name in `EngineSpec.scheduling_policy`). Batc
 A static or dynamic batch keeps slots and KV until its last request is done; finished rows are not computed. Engines
 with a radix tree have SGLang's schedule policies (`sort_waiting`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfmodel.engine.config import Estimates, SchedulerConfig
@@ -32,6 +32,42 @@ POLICIES: dict[str, Policy] = {
     # Service time known on arrival.
     "shortest-first": lambda request: (request.num_prompt_tokens, request.arrival, request.request_id),
 }
+
+
+class VirtualTokenCounters:
+    """Fairness among tenants (VTC: Sheng et al. 2024, "Fairness in Serving Large Language Models", algorithm 2): the
+    tenant whose counter is least goes first. A counter is the service so far, `input_weight` a prompt token and
+    `output_weight` an output token, over the tenant's weight; one that comes back gets no credit for its absence.
+
+    weights: of the tenants, by number"""
+
+    def __init__(self, weights: Sequence[float], input_weight: float, output_weight: float) -> None:
+        self.counters = [0.0] * len(weights)
+        self.num_waiting = [0] * len(weights)
+        self._weights, self._input_weight, self._output_weight = weights, input_weight, output_weight
+        self._last = 0  # of those that waited, the one that had none left last
+
+    def enter(self, tenant: int) -> None:
+        """A request of `tenant` waits."""
+        if not self.num_waiting[tenant]:
+            others = [self.counters[one] for one, count in enumerate(self.num_waiting) if count]
+            floor = min(others) if others else self.counters[self._last]
+            self.counters[tenant] = max(self.counters[tenant], floor)
+        self.num_waiting[tenant] += 1
+
+    def leave(self, tenant: int, num_prompt_tokens: int = 0) -> None:
+        """It waits no more: admitted with its prompt, or gone."""
+        self.num_waiting[tenant] -= 1
+        self._last = tenant if not self.num_waiting[tenant] else self._last
+        self.counters[tenant] += self._input_weight * num_prompt_tokens / self._weights[tenant]
+
+    def charge(self, tenant: int, num_output_tokens: int) -> None:
+        """Its answer has so many tokens."""
+        self.counters[tenant] += self._output_weight * num_output_tokens / self._weights[tenant]
+
+    def next_tenant(self) -> int:
+        """The next to be served of those that wait; there must be one."""
+        return min((counter, one) for one, counter in enumerate(self.counters) if self.num_waiting[one])[1]
 
 
 @dataclass(frozen=True, slots=True)

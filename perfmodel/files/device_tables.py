@@ -68,6 +68,7 @@ class DeviceSource(NamedTuple):
     name: str  # what a file of its own is called, or would be
     row: str | None = None  # its row, where `file` is a table; None for a file of its own
     size: int | None = None  # of its memory, GB, where the name asks for another than the usual one
+    slice: str | None = None  # its MIG profile, where the name asks for a slice
 
 
 def device_names() -> list[str]:

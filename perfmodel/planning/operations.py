@@ -21,6 +21,7 @@ from perfmodel.files.catalog import find_file
 from perfmodel.files.yaml_loader import dump_yaml
 from perfmodel.planning.finalist import Finalist
 from perfmodel.planning.result import PlanResult
+from perfmodel.specs.autoscaling import KedaSpec, as_written
 from perfmodel.specs.commands.description import ServingRules, serving_command
 
 _PROMETHEUS = "http://prometheus-operated.monitoring.svc:9090"
@@ -63,19 +64,24 @@ def _rules_of(winner: Finalist) -> ServingRules | None:
 
 
 def _scaled(result: PlanResult, rules: ServingRules, target: Mapping[str, str], full: float) -> dict[str, Any]:
-    name = target["name"]
+    name, known, given = target["name"], result.elasticity, result.scenario.cluster.autoscaling
+    best = known.best if known is not None and given is not None and given.metric == "concurrency" else None
+    threshold = full if best is None or best.target is None else best.target
     labels = "".join(f", {label}" for label in (rules.gauge_labels,) if label)
     gauges = (rules.metrics[f"num_requests_{state}"] for state in ("running", "waiting"))
     running = " + ".join(f'{gauge}{{pod=~"{name}-.*"{labels}}}' for gauge in gauges)
-    trigger = {"serverAddress": _PROMETHEUS, "query": f"sum({running})", "threshold": f"{full:.3g}"}
+    trigger = {"serverAddress": _PROMETHEUS, "query": f"sum({running})", "threshold": f"{threshold:.3g}"}
+    keda = (given.keda if given is not None else None) or KedaSpec(polling_interval=15.0)
     spec = {
         "scaleTargetRef": dict(target),
         "minReplicaCount": 1,
-        "maxReplicaCount": _MOST * result.replicas,
-        "pollingInterval": 15,
-        "cooldownPeriod": 300,
+        "maxReplicaCount": _MOST * result.replicas if best is None or given is None else given.max_replicas,
+        "pollingInterval": round(keda.polling_interval),
+        "cooldownPeriod": round(keda.cooldown_period),
         "triggers": [{"type": "prometheus", "metricType": "AverageValue", "metadata": trigger}],
     }
+    if given is not None and given.hpa is not None and "behavior" in given.hpa.model_fields_set:
+        spec["advanced"] = {"horizontalPodAutoscalerConfig": {"behavior": as_written(given.hpa.behavior)}}
     return {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": {"name": name}, "spec": spec}
 
 

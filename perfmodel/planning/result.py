@@ -55,6 +55,38 @@ class Resilience:
     problem: str = ""
 
 
+@dataclass(frozen=True)
+class FleetRun:
+    """The choice through the scenario's own course of load.
+
+    target:     threshold of the autoscaling; None: replicas are fixed
+    attained:   share of requests within the SLO; `is_met`: the SLO is met
+    replicas_over_time: (second, replicas that serve, those in use), each time that they change"""
+
+    target: float | None
+    attained: float
+    is_met: bool
+    device_hours: float
+    usd: float | None
+    replicas_peak: int
+    replicas_over_time: Sequence[Sequence[float]]
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class Elasticity:
+    """Replicas that follow the load against the fixed ones of the plan; problem: why they were not simulated"""
+
+    fixed: FleetRun | None = None
+    scaled: Sequence[FleetRun] = ()
+    problem: str = ""
+
+    @property
+    def best(self) -> FleetRun | None:
+        """The scaled fleet with the fewest device hours of those that meet the SLO; None if none does."""
+        return min((run for run in self.scaled if run.is_met), key=lambda run: run.device_hours, default=None)
+
+
 @dataclass(frozen=True, repr=False)
 class _Plan(Renderable, Generic[Row]):
     """Common to both kinds of plan.
@@ -130,7 +162,8 @@ class PlanResult(_Plan[Finalist]):
     searched:    choices with several values in the space -> the values, in words
     ratios:      simulated over screened figures of the finalists
     num_overlooked: candidates that could be better by these ratios but were not simulated
-    mixes:       what a choice with prefill and decode replicas serves when lengths change"""
+    mixes:       what a choice with prefill and decode replicas serves when lengths change
+    elasticity:  the winner through the scenario's course of load, its replicas fixed and following it"""
 
     _is_good = "serves"
     rate: float = 0.0
@@ -145,6 +178,7 @@ class PlanResult(_Plan[Finalist]):
     ratios: Ratios | None = None
     num_overlooked: int = 0
     mixes: Sequence[MixAnswer] = ()
+    elasticity: Elasticity | None = None
 
     @property
     def replicas(self) -> int:
@@ -277,6 +311,7 @@ class PlanResult(_Plan[Finalist]):
             "devices": [vars(device) for device in self.devices],
             "under_failures": None if self.resilience is None else vars(self.resilience),
             "mixes": [mix._asdict() for mix in self.mixes],
+            "over_the_load": None if self.elasticity is None else asdict(self.elasticity),
             "left_out": list(self.left_out),
             "notes": list(self.notes),
             **self._ends("plan", rate=self.rate),

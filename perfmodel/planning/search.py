@@ -12,6 +12,7 @@ from perfmodel.errors import SpecError
 from perfmodel.files.blocks import block_as
 from perfmodel.planning import choice
 from perfmodel.planning import finalist as fin
+from perfmodel.planning.elastic import over_the_load
 from perfmodel.planning.finalist import Deployment, Finalist, Records, Screened
 from perfmodel.planning.jobs import OnPreliminary, plan_job
 from perfmodel.planning.mixes import mix_answers
@@ -103,8 +104,12 @@ def _plan_rate(run: Runs, stages: Watch, on_preliminary: OnPreliminary) -> PlanR
     result = _completed(_ordered(result), simulated)
     judged = result.ranked, result.missed
     result = replace(result, devices=choice.device_answers(spec, rate, judged, serving, screened, space.by_device))
+    if (winner := result.winner) is None:
+        return result
     with stages("under failures"):
-        return replace(result, resilience=under_failures(result, result.winner) if result.winner is not None else None)
+        result = replace(result, resilience=under_failures(result, winner))
+    with stages("over the load"):
+        return replace(result, elasticity=over_the_load(result, winner))
 
 
 def _settled(run: Runs, chosen: Sequence[Deployment], cut: Sequence[Deployment]) -> tuple[list[Finalist], int]:

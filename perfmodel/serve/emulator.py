@@ -20,7 +20,7 @@ from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.gateway import LostRequest, RequestServer
 from perfmodel.sim.fleet.pool import remembered_basis
 from perfmodel.sim.replica.replica import EngineRank, Replica
-from perfmodel.specs.cluster import AutoscalingSpec
+from perfmodel.specs.autoscaling import AutoscalingSpec
 from perfmodel.specs.scenario import Scenario
 
 
@@ -280,7 +280,9 @@ class Emulator:
         """Simulated seconds until the deployment serves: the longest that a replica of it takes to load its weights, at
         the bandwidth that an autoscaler of its pool is given, or would be by default."""
         return max(
-            (pool.spec.autoscaling or AutoscalingSpec(target=1, max_replicas=1)).start_s(pool.weight_bytes_per_replica)
+            (pool.spec.autoscaling or AutoscalingSpec(target=1, max_replicas=1)).start_s(
+                pool.weight_bytes_per_replica, pool.spec.engine.num_graphs
+            )
             for pool in self.cluster.pools
         )
 

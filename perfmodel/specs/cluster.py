@@ -9,47 +9,12 @@ from pydantic import Field, field_validator
 from perfmodel.files.base import CheckedSpec, Resolved, Spec
 from perfmodel.files.units import BytesPerSecond, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.autoscaling import AutoscalingSpec
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import GivenLink, HardwareSpec, NetworkSpec
 
 _Affinity = Literal["prefix_affinity", "session_affinity", "lora_affinity"]
 RouterName = Literal["round_robin", "random", "power_of_two", "least_outstanding", "least_kv", _Affinity]
-
-
-class AutoscalingSpec(CheckedSpec):
-    """As many replicas as the load asks for: ceil(load / target), the load being counted each `interval_s`.
-
-    metric:             concurrency: requests that wait or run; queue: requests that wait, and then replicas go one at a
-                        time, when no request waits; kv_cache_usage: KV blocks in use, `target` being a share of a
-                        replica's. Requests whose KV is on its way wait, where it goes to
-    scale_down_delay_s: fewer replicas only when fewer would have done for so long; those that go finish what they have
-    cold_start_s:       until a new replica serves; by default the time for its weights at `load_bandwidth_bytes_per_s`
-                        (of one NVMe drive, or a 25 Gb/s network, per replica) and `engine_start_s` (processes,
-                        compilation, CUDA graphs)
-
-    Interval and delay are those of Kubernetes' horizontal pod autoscaler by default."""
-
-    metric: Literal["concurrency", "queue", "kv_cache_usage"] = "concurrency"
-    target: PositiveFloat
-    min_replicas: NonNegativeInt = 1  # 0: the first request that comes starts one
-    max_replicas: PositiveInt
-    interval_s: Annotated[Seconds, Field(gt=0)] = 15.0
-    scale_down_delay_s: Annotated[Seconds, Field(ge=0)] = 300.0
-    cold_start_s: Annotated[Seconds, Field(ge=0)] | None = None
-    load_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)] = 3e9
-    engine_start_s: Annotated[Seconds, Field(ge=0)] = 30.0
-
-    def _conflicts(self) -> Iterator[str]:
-        if self.min_replicas > self.max_replicas:
-            yield f"got min_replicas {self.min_replicas}; expected at most max_replicas"
-        if self.metric == "kv_cache_usage" and self.target > 1:
-            yield f"got target {self.target:g} of kv_cache_usage, a share of a replica's blocks; at most 1"
-
-    def start_s(self, weight_bytes: float) -> float:
-        """Cold-start seconds of a replica with `weight_bytes`."""
-        if self.cold_start_s is not None:
-            return self.cold_start_s
-        return weight_bytes / self.load_bandwidth_bytes_per_s + self.engine_start_s
 
 
 class FailureEvent(Spec):
@@ -210,11 +175,22 @@ class Retries(Spec):
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
-class GatewaySpec(Spec):
+class VtcSpec(Spec):
+    """Fairness by virtual token counters; classes of traffic are the tenants.
+
+    input_weight, output_weight: of a prompt and an output token in a tenant's service; 1 and 2 are the paper's"""
+
+    input_weight: PositiveFloat = 1.0
+    output_weight: PositiveFloat = 2.0
+
+
+class GatewaySpec(CheckedSpec):
     """Limits and patience; each is without effect unless given.
 
     max_outstanding: requests that the replicas have in hand at most; what comes above it waits in the gateway, by
                      priority, if it still holds fewer than `max_queue`, and is refused if not
+    scheduling_policy: whose turn it is there: priority, then arrival; vtc: the class with the least service for its
+                     `weight`, of which each has a queue of `max_queue`
     timeout_s:       how long a client waits for the whole answer, retries included; what is left of it is aborted"""
 
     rate_limit: RateLimit | None = None
@@ -222,6 +198,14 @@ class GatewaySpec(Spec):
     max_queue: NonNegativeInt = 0
     timeout_s: Annotated[Seconds, Field(gt=0)] | None = None
     retries: Retries | None = None
+    scheduling_policy: Literal["priority", "vtc"] = "priority"
+    vtc: VtcSpec = VtcSpec()
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.scheduling_policy == "vtc" and not (self.max_outstanding and self.max_queue):
+            yield "got scheduling_policy vtc without a queue; give max_outstanding and max_queue"
+        if self.scheduling_policy != "vtc" and self.vtc != VtcSpec():
+            yield f"got vtc with scheduling_policy {self.scheduling_policy}; set scheduling_policy: vtc"
 
 
 class KvTransferSpec(GivenLink, CheckedSpec):

@@ -191,25 +191,27 @@ def _figures(block: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-_SLICE = re.compile(r"(?:^|[\W_])mig(?:[\W_]|$)|(?:^|[\W_])\d+g\.\d+gb(?:[\W_]|$)", re.IGNORECASE)
+_SLICE = re.compile(r"(?:(?P<device>.*?)[\W_]+)?(?:mig[\W_]*)?(?P<profile>\d+g\.\d+gb)", re.IGNORECASE)
 _COUNTED = re.compile(r"([1-9]\d{0,3})\s*x\s*(\S.*)")
 
 
 def find_device(name_or_path: str | Path) -> DeviceSource:
     """Source of a device by name, alias or path. Raises SpecError with the nearest names.
 
-    Names are compared by `plain_name` and may end in a memory size of the device: `rtx-4060-ti-16gb`."""
+    Names are compared by `plain_name` and may end in a memory size of the device, `rtx-4060-ti-16gb`, or in a MIG
+    profile, `h100-sxm-80gb:3g.40gb`, `h100-mig-3g.40gb`."""
     own = looked_up("hardware", name_or_path)
     if own is not None:
         return DeviceSource(own, own.stem)
     text = str(name_or_path)
     source = named(text) or _of_size(plain_name(text))
     if source is None:
-        if _SLICE.search(text):
-            raise SpecError(
-                f"got {text!r}; slices of a GPU (MIG) are not modelled. Describe the slice's compute units, memory and "
-                f"bandwidth as a device of its own: perfmodel hardware new my-slice --like h100-sxm-80gb."
-            )
+        if (part := _SLICE.fullmatch(text)) is not None:
+            whole = find_device(part["device"]) if part["device"] else None
+            if whole is None:
+                raise SpecError(f"got {text!r}, a slice of a GPU; say of which, as in h100-sxm-80gb:{part['profile']}.")
+            profile = part["profile"].lower()
+            return whole._replace(name=f"{whole.name}:{profile}", slice=profile)
         count, name = counted_device(text)
         if count is not None and named(name) is not None:
             raise SpecError(

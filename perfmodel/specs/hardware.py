@@ -263,8 +263,20 @@ class MemoryLevel(Spec):
     device_share: PositiveFloat = Field(default=1.0, le=1)
 
 
+class MigProfile(Spec):
+    """A slice of a GPU (NVIDIA's multi-instance GPU), of whose memory, L2 and bandwidth it has `memory_slices` eighths.
+
+    visible_bytes: of its memory; a share of the GPU's unless given"""
+
+    compute_units: PositiveInt
+    memory_slices: Annotated[int, Field(ge=1, le=8)]
+    visible_bytes: Bytes | None = Field(default=None, gt=0)
+
+
 class Declared(CheckedSpec):
-    """The vendor's dense peak figures."""
+    """The vendor's dense peak figures.
+
+    mig: slices by profile (3g.40gb), each a device called NAME:PROFILE"""
 
     source: str
     architecture: str | None = None  # ampere | hopper | ada | blackwell | cdna3 ... : siblings share achieved fractions
@@ -287,6 +299,7 @@ class Declared(CheckedSpec):
     # Paths inside this block (`clock_hz`, `memory.l2.bandwidth_bytes_per_s`, `links.pcie.latency_s`) of what was
     # recalled, derived or taken as a default, not read in a vendor's document.
     unconfirmed: tuple[str, ...] = ()
+    mig: dict[str, MigProfile] = Field(default={})
 
     def _conflicts(self) -> Iterator[str]:
         if self.idle_w is not None and self.tdp_w is not None and self.idle_w > self.tdp_w:
@@ -378,6 +391,52 @@ class HardwareSpec(CheckedSpec):
     def is_called(self, name: str) -> bool:
         """Whether `name` is the file's name or an alias."""
         return normal_name(name) in map(normal_name, (self.name, *self.aliases))
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether it is a slice of a device."""
+        return ":" in self.name
+
+    def sliced(self, profile: str) -> "HardwareSpec":
+        """Its slice of this MIG `profile`: shares of compute units and memory, no link to other slices; power and price
+        by the larger of its shares of seven compute and eight memory slices. Raises ValueError for an unknown one."""
+        own, known = self.declared, self.declared.mig
+        if profile not in known:
+            names = f"expected one of {', '.join(known)}" if known else "its file has no MIG profiles; use all of it"
+            raise ValueError(f"got the slice {profile} of {self.name}; {names}")
+        part = known[profile]
+        units, memory = part.compute_units / own.compute_units, part.memory_slices / 8
+        cost = max(int(profile.partition("g")[0]) / 7, memory)
+
+        def level(one: MemoryLevel) -> MemoryLevel:
+            names = ("capacity_bytes", "visible_bytes", "bandwidth_bytes_per_s", "bus_width_bits")
+            values = ((name, getattr(one, name)) for name in names)
+            scaled = {name: type(value)(value * memory) for name, value in values if value is not None}
+            if one is own.memory[0] and part.visible_bytes is not None:
+                scaled["visible_bytes"] = part.visible_bytes
+            return one.model_copy(update=scaled) if one.per == "device" else one
+
+        power = {name: value * cost for name in ("tdp_w", "idle_w") if (value := getattr(own, name)) is not None}
+        declared = own.model_copy(
+            update=power
+            | {
+                "source": f"{own.source}; MIG {profile}",
+                "compute_units": part.compute_units,
+                "peak_flops_per_s": {name: peak * units for name, peak in own.peak_flops_per_s.items()},
+                "vector_flops_per_s": None if own.vector_flops_per_s is None else own.vector_flops_per_s * units,
+                "memory": tuple(map(level, own.memory)),
+                "links": tuple(
+                    link.model_copy(update={"peer_to_peer": False}) for link in own.links if link.name == "pcie"
+                ),
+                "max_devices": 1,
+                "mig": {},
+            }
+        )
+        price, share = self.price, {"aliases": (), "name": f"{self.name}:{profile}", "declared": declared}
+        if price is not None:
+            usd, source = price.usd_per_hour * cost, f"{price.source}; {cost:.3g} of {self.name}"
+            share["price"] = price.model_copy(update={"usd_per_hour": usd, "source": source})
+        return self.model_copy(update=share)
 
     @property
     def memory_bytes(self) -> float:

@@ -107,6 +107,12 @@ class Scenario(CheckedSpec):
         yield from self._conflicts_of_images()
         if self.sampling.method == "greedy" and self.traffic.samples_per_prompt > 1:
             yield "got greedy sampling with samples_per_prompt above 1, which vLLM refuses: all answers would be one"
+        gateway, classes = self.cluster.gateway, self.traffic.classes
+        is_fair = gateway is not None and gateway.scheduling_policy == "vtc"
+        if is_fair and len(classes) < 2:
+            yield f"got scheduling_policy vtc for {len(classes)} tenants; give at least 2 as traffic.classes"
+        if not is_fair and any(one.weight != 1 for one in classes):
+            yield "got a weight of traffic.classes, which vtc reads; set cluster.gateway.scheduling_policy: vtc"
         for deployment in self.cluster.deployments:
             if deployment.share is None or deployment.is_disaggregated:
                 yield from self._differing_kv_formats(deployment)

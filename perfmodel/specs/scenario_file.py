@@ -285,7 +285,11 @@ def _hardware(source: DeviceSource, changes: Sequence[Override]) -> HardwareSpec
             if place[:2] == ("declared", "memory") and place[-1] == "capacity_bytes":
                 # What a process sees of the old capacity says nothing of the new one.
                 data["declared"]["memory"][place[2]].pop("visible_bytes", None)
-    return parse(HardwareSpec, data, loaded.positions)
+    whole = parse(HardwareSpec, data, loaded.positions)
+    try:
+        return whole if source.slice is None else whole.sliced(source.slice)
+    except ValueError as error:
+        raise SpecError(f"{error}.") from None
 
 
 def _traffic(file: pathlib.Path, changes: Sequence[Override]) -> Traffic:

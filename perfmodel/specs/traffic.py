@@ -241,12 +241,15 @@ class Trace(Spec):
 
 
 class TrafficClass(Spec):
-    """A share of the requests, by a hash of their numbers, with a priority (lower is served first) and limits."""
+    """A share of the requests, by a hash of their numbers, with a priority (lower is served first) and limits.
+
+    weight: of its service among tenants, where the gateway's scheduling_policy is vtc"""
 
     name: str
     share: PositiveFloat
     priority: NonNegativeInt = 0
     slo: SLO | None = None
+    weight: PositiveFloat = 1.0
 
     @field_validator("slo")
     @classmethod

@@ -31,7 +31,41 @@ def base() -> Scenario:
     return load_scenario("llama-3.1-8b-h100-2048-256", (*engine, *lengths, *amount))
 
 
-scalings = st.none() | st.fixed_dictionaries(
+kubernetes = st.fixed_dictionaries(
+    {
+        "metric": st.sampled_from(["concurrency", "queue", "running", "kv_cache_usage"]),
+        "target": st.sampled_from([0.3, 1.0]),
+        "min_replicas": st.just(1),
+        "max_replicas": st.just(3),
+        "interval_s": st.just(0.5),
+        "scrape_interval_s": st.sampled_from([0.3, 0.5]),
+        "cold_start_s": st.sampled_from([0, 0.7]),
+        "hpa": st.just({"behavior": {"scale_down": {"stabilization_window_seconds": 1}}}),
+    }
+)
+keda = kubernetes.flatmap(
+    lambda fields: st.fixed_dictionaries(
+        {name: st.just(value) for name, value in fields.items()}
+        | {
+            "metric": st.sampled_from(["concurrency", "queue"]),
+            "min_replicas": st.integers(0, 1),
+            "keda": st.just({"polling_interval": 0.4, "cooldown_period": 1}),
+        }
+    )
+)
+dynamo = st.fixed_dictionaries(
+    {
+        "max_replicas": st.just(3),
+        "cold_start_s": st.sampled_from([0, 0.7]),
+        "dynamo": st.fixed_dictionaries(
+            {
+                "optimization_target": st.sampled_from(["throughput", "latency"]),
+                "load_adjustment_interval_seconds": st.just(0.5),
+            }
+        ),
+    }
+)
+plain = st.fixed_dictionaries(
     {
         "metric": st.sampled_from(["concurrency", "queue", "kv_cache_usage"]),
         "target": st.sampled_from([0.3, 1.0]),
@@ -42,6 +76,7 @@ scalings = st.none() | st.fixed_dictionaries(
         "cold_start_s": st.sampled_from([0, 0.7]),
     }
 )
+scalings = st.none() | plain | kubernetes | keda | dynamo
 
 
 slowdowns = st.fixed_dictionaries(

@@ -56,6 +56,7 @@ USED_BY_ALL = {
     "AutoscalingSpec.metric",
     "ClusterSpec.router",
     "Conversations.format",
+    "DynamoSpec.optimization_target",
     "EngineSpec.all2all_backend",
     "EngineSpec.attention",  # its one dependent field has its own sentence
     "EngineSpec.backend",
@@ -75,6 +76,8 @@ USED_BY_ALL = {
     "PoolSpec.router",
     "Price.kind",
     "PriceOverride.kind",
+    "ScalingPolicy.type",
+    "ScalingRules.select_policy",
     "Trace.format",
 }
 

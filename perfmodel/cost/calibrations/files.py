@@ -176,7 +176,7 @@ def _listed(device: str) -> HardwareSpec:
 
 @lru_cache(maxsize=64)
 def _loaded(source: DeviceSource, _written_at: int) -> HardwareSpec:
-    return load_hardware(source.file if source.row is None else source.name)
+    return load_hardware(source.file if source.row is None and source.slice is None else source.name)
 
 
 def _as_declared(own: Calibration, hardware: HardwareSpec) -> Calibration:

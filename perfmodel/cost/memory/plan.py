@@ -300,8 +300,10 @@ def _does_not_fit(plan: MemoryPlan, model: ModelSpec, hardware: HardwareSpec, en
     if plan.usable_bytes < 0.999 * plan.visible_bytes:
         share = f"gpu_memory_utilization={engine.gpu_memory_utilization:g}"
         has += f", of which the engine may use {plan.usable_bytes / 1e9:.1f} GB ({share})"
-    fitting = smallest_fitting_tp(model, hardware, engine)
-    if fitting is None:
+    fitting = None if hardware.is_slice else smallest_fitting_tp(model, hardware, engine)
+    if hardware.is_slice:
+        way_out = "Take a larger slice, or the whole GPU; or quantize the model."
+    elif fitting is None:
         way_out = "No tensor_parallel_size up to 64 fits; quantize the model, or take devices with more memory."
     else:
         way_out = f"Smallest that fits: {fitting}."

@@ -2,79 +2,26 @@
 
 Replicas come, go or slow down by `Autoscaler` (load), failures (random or scheduled) and stragglers."""
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import ceil, log, prod
+from math import log, prod
 
 from simpy.events import Event
 
 from perfmodel.engine import Request, StepRecord
+from perfmodel.engine.admission import VirtualTokenCounters
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment, to_ticks
+from perfmodel.sim.fleet.autoscalers import MAX_EVENTS, Autoscaler
 from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.fleet.gateway import Entrance, Gateway, HandOver, OnLost, RequestServer
 from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
 from perfmodel.sim.replica.replica import EngineRank, Replica
-from perfmodel.sim.traffic.distributions import Shares, hashed
-from perfmodel.specs.cluster import AutoscalingSpec, FailuresSpec, GatewaySpec, Slowdown
+from perfmodel.sim.traffic.distributions import Shares, class_shares, hashed
+from perfmodel.specs.cluster import FailuresSpec, GatewaySpec, Slowdown
 from perfmodel.specs.scenario import Scenario
-
-_MAX_EVENTS = 1_000_000  # looks or failures of one run: seven seconds. A week of looks every second has 600,000
-
-
-class Autoscaler:
-    """Samples the load of `fleet` every `spec.interval_s` seconds and resizes it, until `is_over`."""
-
-    def __init__(self, env: TickEnvironment, spec: AutoscalingSpec, fleet: Fleet, is_over: Callable[[], bool]) -> None:
-        self._env, self._spec, self._fleet, self._is_over = env, spec, fleet, is_over
-        self._interval = to_ticks(spec.interval_s)
-        self._delay = to_ticks(spec.scale_down_delay_s)
-        self._wanted: deque[tuple[int, int]] = deque()  # (tick, replicas) of late, each less than those before it
-        self._num_looks = 0
-        fleet.entrance.on_waiting.append(self._wake)
-        Alarm(env, self._interval, self._look, ARRIVAL_PRIORITY)
-
-    def _wake(self) -> None:
-        """Scale up now: a request waits and no replica can take it."""
-        if not self._fleet.num("starting", "failed"):
-            self._fleet.start()
-
-    def _look(self, event: Event) -> None:
-        if self._is_over():
-            return
-        self._num_looks += 1
-        if self._num_looks > _MAX_EVENTS and not self._env.is_paced:
-            raise WorkloadError(
-                f"autoscaling has looked at the load {_MAX_EVENTS:,} times in {self._env.ticks / TICKS_PER_S:.4g} "
-                f"simulated seconds; raise its interval_s ({self._spec.interval_s:g}), or give traffic that ends sooner"
-            )
-        fleet, now = self._fleet, self._env.ticks
-        size, wanted = fleet.num("up", "starting", "dead"), self._desired()
-        while self._wanted and self._wanted[-1][1] <= wanted:
-            self._wanted.pop()
-        self._wanted.append((now, wanted))
-        while self._wanted[0][0] < now - self._delay:
-            self._wanted.popleft()
-        for _ in range(wanted - size):
-            fleet.start()
-        for _ in range(min(size - self._wanted[0][1], fleet.num("up"))):
-            fleet.drain()
-        Alarm(self._env, self._interval, self._look, ARRIVAL_PRIORITY)
-
-    def _desired(self) -> int:
-        spec, fleet = self._spec, self._fleet
-        held = fleet.entrance.num_waiting
-        if spec.metric == "concurrency":
-            wanted = ceil((fleet.num_outstanding + held) / spec.target)
-        elif spec.metric == "kv_cache_usage":
-            wanted = max(ceil(fleet.kv_load / spec.target), 1 if held or fleet.num_outstanding else 0)
-        else:
-            waiting, size = fleet.num_waiting + held, fleet.num("up", "starting", "dead")
-            is_idle = not (waiting or fleet.num_outstanding)
-            wanted = max(ceil(waiting / spec.target), 0 if is_idle else 1, size - 1 if not waiting else size)
-        return min(max(wanted, spec.min_replicas), spec.max_replicas)
 
 
 def add_failures(
@@ -92,9 +39,9 @@ def add_failures(
         nonlocal num_draws
         assert spec.mtbf_s is not None
         num_draws += 1
-        if num_draws > _MAX_EVENTS and not env.is_paced:
+        if num_draws > MAX_EVENTS and not env.is_paced:
             raise WorkloadError(
-                f"replicas have failed {_MAX_EVENTS:,} times in {env.ticks / TICKS_PER_S:.4g} simulated s; "
+                f"replicas have failed {MAX_EVENTS:,} times in {env.ticks / TICKS_PER_S:.4g} simulated s; "
                 f"raise mtbf_s ({spec.mtbf_s:g}), or give traffic that ends sooner"
             )
         u = (hashed(seed, num_draws) + 1) / 2**64
@@ -135,7 +82,13 @@ class DynamicCluster:
     def __init__(
         self, env: TickEnvironment, scenario: Scenario, on_answer: OnFinished, on_step: OnStep, on_lost: OnLost
     ) -> None:
-        self.gateway = Gateway(env, scenario.cluster.gateway or GatewaySpec(), scenario.seed, self._route, on_lost)
+        spec, counters, tenants = scenario.cluster.gateway or GatewaySpec(), None, class_shares(scenario)
+        if spec.scheduling_policy == "vtc":
+            weights = [tenant.weight for tenant in scenario.traffic.classes]
+            counters = VirtualTokenCounters(weights, spec.vtc.input_weight, spec.vtc.output_weight)
+        self.gateway = Gateway(
+            env, spec, scenario.seed, self._route, on_lost, tenants.of if counters else lambda _: 0, counters
+        )
         self.fleets: dict[int, Fleet] = {}  # by the position of their pool in the scenario
         self.shadowed: Counter[int] = Counter()  # answers of shadow pools, by engine
         self.is_sent: Callable[[], bool] = lambda: False
@@ -239,7 +192,7 @@ class DynamicCluster:
             return
         start_s = failures.start_s if failures is not None else 0.0
         if spec is not None:
-            start_s = spec.start_s(pool.weight_bytes_per_replica)
+            start_s = spec.start_s(pool.weight_bytes_per_replica, pool.spec.engine.num_graphs)
         dead = to_ticks(failures.detection_s) if failures is not None else 0
 
         def on_lost(replica: Replica) -> None:

@@ -83,9 +83,35 @@ class Fleet:
     def is_up(self, number: int) -> bool:
         return self._states[number] in ("up", "draining")
 
-    def start(self) -> bool:
-        """Undrain a replica, else start one that is off; False if there is none."""
-        if "draining" in self._states:
+    def readings(self, metric: str) -> dict[int, float]:
+        """What each replica that serves and stays says of `metric`, by its number.
+
+        metric: one of autoscaling; kv_demand: KV in use and prompts that wait, in sizes of the cache; queued_tokens:
+                prompts that wait, in lengths of the longest context"""
+        replicas = enumerate(self.pool.replicas)
+        return {n: self._reading(replica, metric) for n, replica in replicas if self._states[n] == "up"}
+
+    def _reading(self, replica: Replica, metric: str) -> float:
+        schedulers = [rank.loop.scheduler for rank in replica.ranks]
+        running = sum(scheduler.num_running for scheduler in schedulers)
+        if metric == "concurrency":
+            return replica.num_outstanding
+        if metric == "running":
+            return running
+        if metric == "queue":
+            is_decode = self.pool.spec.role == "decode"
+            return replica.num_outstanding - running if is_decode else sum(one.num_waiting for one in schedulers)
+        capacity = self.pool.memory.num_kv_blocks * len(replica.ranks)
+        if metric == "kv_cache_usage":
+            return sum(rank.num_used_blocks for rank in replica.ranks) / capacity
+        tokens = sum(request.num_prompt_tokens for scheduler in schedulers for request in scheduler.waiting)
+        if metric == "queued_tokens":
+            return tokens / (self.pool.spec.engine.max_model_len or 1)
+        return self._reading(replica, "kv_cache_usage") + tokens / (capacity * replica.block_size)
+
+    def start(self, is_new: bool = False) -> bool:
+        """Undrain a replica, else start one that is off; the other way round for `is_new`. False if there is none."""
+        if "draining" in self._states and not (is_new and "off" in self._states):
             self._serve(self._states.index("draining"))
         elif "off" in self._states:
             self._begin(self._states.index("off"))
@@ -99,6 +125,14 @@ class Fleet:
         self.entrance.router.leave(self.pool.replicas[number])
         self._enter(number, "draining")
         self._stop_if_drained(number)
+
+    def stop(self) -> None:
+        """Stop the replica that started last and does not serve yet, else drain one that does, if there is any."""
+        starting = [number for number, state in enumerate(self._states) if state == "starting"]
+        if starting:
+            self._enter(max(starting, key=lambda number: (self._since[number], number)), "off")
+        elif "up" in self._states:
+            self.drain()
 
     def fail(self, number: int, down_ticks: int) -> None:
         """Fail the replica if it is in use; it restarts after `down_ticks`."""

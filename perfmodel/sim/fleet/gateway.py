@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 from simpy.events import Event
 
 from perfmodel.engine import Request
+from perfmodel.engine.admission import VirtualTokenCounters
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.replica.replica import EngineRank
@@ -73,7 +74,8 @@ class _TokenBucket:
 class Gateway:
     """Accepts requests like a replica and forwards them to `route` within the limits of `spec`.
 
-    seed: of retry jitter; on_lost: callback for each request whose client gets no answer"""
+    seed: of retry jitter; on_lost: callback for each request whose client gets no answer
+    tenant_of: number of a request's tenant, by its id; `counters`: of tenants, where these decide whose turn it is"""
 
     def __init__(
         self,
@@ -82,8 +84,10 @@ class Gateway:
         seed: int,
         route: Callable[[Request], RequestServer],
         on_lost: OnLost,
+        tenant_of: Callable[[int], int] = lambda _: 0,
+        counters: VirtualTokenCounters | None = None,
     ) -> None:
-        self.env = env
+        self.env, self.counters, self._tenant_of = env, counters, tenant_of
         self.num_sent = self.num_rejected = self.num_retries = 0
         self.num_outstanding = self.num_queued = 0  # with a replica now; here
         self._spec, self._seed, self._route, self._on_lost = spec, seed, route, on_lost
@@ -93,7 +97,9 @@ class Gateway:
         self._live: dict[int, _Sent] = {}
         self._deadlines: deque[tuple[int, _Sent]] = deque()
         self._alarm: Alarm | None = None
-        self._queue: list[tuple[int, int, _Sent]] = []  # heap by priority, then by turn; some may have given up
+        num_queues = 1 if counters is None else len(counters.counters)
+        # Heaps by priority, then by turn, one of each tenant where these have counters; some may have given up.
+        self._queues: list[list[tuple[int, int, _Sent]]] = [[] for _ in range(num_queues)]
         self._num_turns = 0
 
     @property
@@ -121,14 +127,37 @@ class Gateway:
         if self._bucket is not None and not self._bucket.take(self.env.ticks):
             self._refuse(sent, is_over_rate=True)
         elif self.num_outstanding < self._most:
+            if self.counters is not None:
+                self._enter(sent)
+                self._leave(sent, is_admitted=True)
             self._pass_on(sent)
-        elif self.num_queued < self._spec.max_queue:
+        elif self._num_before(sent) < self._spec.max_queue:
             self._num_turns += 1
-            self.num_queued += 1
-            sent.is_queued = True
-            heapq.heappush(self._queue, (sent.request.priority, self._num_turns, sent))
+            self._enter(sent)
+            queue = self._queues[self._tenant_of(sent.request.request_id)]
+            heapq.heappush(queue, (sent.request.priority, self._num_turns, sent))
         else:
             self._refuse(sent)
+
+    def _num_before(self, sent: _Sent) -> int:
+        if self.counters is None:
+            return self.num_queued
+        return self.counters.num_waiting[self._tenant_of(sent.request.request_id)]
+
+    def _enter(self, sent: _Sent) -> None:
+        self.num_queued += 1
+        sent.is_queued = True
+        if self.counters is not None:
+            self.counters.enter(self._tenant_of(sent.request.request_id))
+
+    def _leave(self, sent: _Sent, is_admitted: bool = False) -> None:
+        """`sent` waits no more, if it did."""
+        if sent.is_queued:
+            sent.is_queued = False
+            self.num_queued -= 1
+            if self.counters is not None:
+                num_prompt_tokens = sent.request.num_prompt_tokens if is_admitted else 0
+                self.counters.leave(self._tenant_of(sent.request.request_id), num_prompt_tokens)
 
     def _pass_on(self, sent: _Sent) -> None:
         sent.server = server = self._route(sent.request)
@@ -144,12 +173,11 @@ class Gateway:
 
     def reschedule(self) -> None:
         """Replicas have capacity again: dispatch queued requests."""
-        queue = self._queue
-        while queue and self.num_outstanding < self._most:
+        while self.num_queued and self.num_outstanding < self._most:
+            queue = self._queues[0 if self.counters is None else self.counters.next_tenant()]
             sent = heapq.heappop(queue)[2]
             if self._live.get(sent.request.request_id) is sent and sent.is_queued:
-                sent.is_queued = False
-                self.num_queued -= 1
+                self._leave(sent, is_admitted=True)
                 self._pass_on(sent)
 
     def answer(self, request: Request) -> bool:
@@ -158,6 +186,7 @@ class Gateway:
         if sent is None or sent.request is not request:
             raise AssertionError(f"{request} was answered but is not on its way")
         self.num_outstanding -= 1
+        self._charge(request, request.max_output_tokens)
         request.arrival = sent.arrival
         if sent.deadline is not None and (request.finished_at or 0) > sent.deadline:
             self._lose(sent, "timed_out")
@@ -169,7 +198,6 @@ class Gateway:
         sent = self._live.pop(request_id, None)
         if sent is not None:
             self._withdraw(sent)
-            self.num_queued -= sent.is_queued
             self.reschedule()
 
     def fail(self, requests: Iterable[Request]) -> None:
@@ -187,10 +215,16 @@ class Gateway:
         return [sent.request for sent in self._live.values() if id(sent.server) in wanted]
 
     def _withdraw(self, sent: _Sent) -> None:
+        self._leave(sent)
         if sent.server is not None:
             sent.server.abort(sent.request)
             sent.server = None
             self.num_outstanding -= 1
+            self._charge(sent.request, sent.request.num_output_tokens)
+
+    def _charge(self, request: Request, num_output_tokens: int) -> None:
+        if self.counters is not None:
+            self.counters.charge(self._tenant_of(request.request_id), num_output_tokens)
 
     def _refuse(self, sent: _Sent, is_over_rate: bool = False) -> None:
         self.num_rejected += 1
@@ -237,7 +271,6 @@ class Gateway:
                 continue
             del self._live[sent.request.request_id]
             self._withdraw(sent)
-            self.num_queued -= sent.is_queued
             self._lose(sent, "timed_out")
         self._watch_deadlines()
         self.reschedule()

@@ -100,6 +100,10 @@ def _place(reading: Reading, command: FoundCommand, hardware: str | None) -> Non
     placement = command.placement
     if placement.replicas is not None:
         reading.put("cluster.replicas", placement.replicas, f"replicas: {placement.replicas}")
+    if placement.scaler is not None:
+        reading.notes += placement.scaler.notes
+        if placement.scaler.fields is not None:
+            reading.put("cluster.autoscaling", placement.scaler.fields, placement.scaler.name)
     if placement.device is not None:
         nodes = f"nodes with {placement.device}"
         try:

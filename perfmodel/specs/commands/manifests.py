@@ -10,6 +10,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.yaml_loader import load_yaml_text
+from perfmodel.specs.commands.scalers import scalers
 from perfmodel.specs.commands.shell import ANYWHERE, PodPlacement, ShellCommand, ShellScript, Unresolved, expanded_text
 
 _MAX_REPLICAS = 10_000
@@ -34,8 +35,14 @@ def read_manifest(text: str, place: str) -> ShellScript:
     Raises SpecError for invalid YAML, with its line."""
     parts = re.split(r"^---\s*$", text, flags=re.MULTILINE)
     documents = [part for part in parts if re.search(r"^\s*[^\s#]", part, re.MULTILINE)]  # not only comments
-    data = (load_yaml_text(document, place).data for document in documents)
-    return ShellScript(tuple(command for part in data for command in _containers(part, place, True)), {})
+    data = [load_yaml_text(document, place).data for document in documents]
+    scaled = scalers(data)
+    commands: list[ShellCommand] = []
+    for part in data:
+        name = _mapping(part, "metadata").get("name") if isinstance(part, Mapping) else None
+        around = ANYWHERE._replace(scaler=scaled.get(str(name)))
+        commands += _containers(part, place, True, around)
+    return ShellScript(tuple(commands), {})
 
 
 def _containers(data: Any, place: str, is_compose: bool, around: PodPlacement = ANYWHERE) -> Iterator[ShellCommand]:
@@ -76,8 +83,9 @@ def _placed(data: Mapping[str, Any], around: PodPlacement, place: str) -> PodPla
                 allowed = f"a whole number up to {_MAX_REPLICAS:,}"
                 raise SpecError(f"{place}: {name}: got {str(value)[:60]}; expected {allowed}.")
     slices = (str(key) for block in resources.values() if isinstance(block, Mapping) for key in block)
-    mig = next((f"MIG {key.removeprefix(_SLICE_RESOURCE)}" for key in slices if key.startswith(_SLICE_RESOURCE)), None)
-    return around._replace(**known, device=mig or next(_products(data), around.device))
+    mig = next((key.removeprefix(_SLICE_RESOURCE) for key in slices if key.startswith(_SLICE_RESOURCE)), None)
+    device = next(_products(data), around.device)
+    return around._replace(**known, device=device if mig is None else f"{device or 'GPU'}:{mig}")
 
 
 def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:

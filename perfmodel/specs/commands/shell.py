@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from perfmodel.errors import SpecError
+from perfmodel.specs.commands.scalers import Scaler
 
 _MAX_SCRIPT = 200_000  # characters; scripts that start servers have some thousands
 _MAX_EXPANDED = 100_000  # characters that variables add to a command
@@ -77,13 +78,15 @@ class Unresolved(str):
 class PodPlacement(NamedTuple):
     """Placement of a container in a manifest, as far as stated.
 
-    replicas: groups of `size` pods; device: GPU name in node labels; gpus: per pod; is_further: not the first pod"""
+    replicas: groups of `size` pods; device: GPU name in node labels; gpus: per pod; is_further: not the first pod
+    scaler: what scales them"""
 
     replicas: int | None = None
     size: int | None = None
     device: str | None = None
     gpus: int | None = None
     is_further: bool = False
+    scaler: Scaler | None = None
 
 
 ANYWHERE = PodPlacement()

@@ -1,5 +1,5 @@
-"""What is not modelled is refused or noted by name: models that do not generate text, encoders, adapters, MIG slices,
-devices of an unknown architecture, options without effect."""
+"""What is not modelled is refused or noted by name: models that do not generate text, encoders, adapters, unknown
+slices of GPUs, devices of an unknown architecture, options without effect."""
 
 import json
 import re
@@ -135,12 +135,19 @@ def test_an_adapter_is_refused_as_an_adapter(run, tmp_path):
     assert "meta-llama/Llama-3.1-8B" in text
 
 
-@pytest.mark.parametrize("name", ["h100-mig-3g.40gb", "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "1g.10gb"])
-def test_a_mig_slice_is_refused_as_a_slice(run, name):
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("1g.10gb", "say of which, as in h100-sxm-80gb:1g.10gb"),
+        ("h100:9g.10gb", "expected one of 1g.10gb"),
+        ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "its file has no MIG profiles"),
+        ("l4:1g.6gb", "its file has no MIG profiles"),
+    ],
+)
+def test_an_unknown_slice_of_a_gpu_is_refused_as_a_slice(run, name, sentence):
     status, text = run("memory", "--model", "tiny-llama", "--hardware", name)
     assert status == 2
-    assert "slices of a GPU (MIG) are not modelled" in text
-    assert "hardware new" in text
+    assert sentence in text
     assert "Did you mean" not in text
 
 
@@ -168,11 +175,11 @@ def test_a_manifest_that_requests_a_slice_is_not_modelled_as_a_whole_gpu(run, tm
     file = tmp_path / "deployment.yaml"
     file.write_text(MANIFEST.replace("PRODUCT", product).replace("RESOURCE", resource))
     status, text = run("new", file)
-    assert status == 2
-    assert "slices of a GPU (MIG) are not modelled" in text
+    assert status == 0
+    assert "hardware: h100-sxm-80gb:3g.40gb" in text
     status, text = run("new", file, "--hardware", "h100")
     assert status == 0
-    assert "MIG" in text
+    assert "--hardware h100-sxm-80gb replaces it" in text
 
 
 def test_a_device_of_an_unknown_architecture_supports_the_formats_it_declares(run, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.specs import Scenario, load_scenario, scenario_schema
-from perfmodel.specs.cluster import AutoscalingSpec
+from perfmodel.specs.autoscaling import AutoscalingSpec
 
 Write = Callable[..., Path]
 POOLS = "cluster={pools: [{role: prefill, replicas: 2}, {role: decode, engine: {tensor_parallel_size: 2}}]}"
@@ -108,3 +108,69 @@ def test_failures_name_existing_replicas(scenario_file: Write, replica: int, exi
     else:
         with pytest.raises(SpecError, match="count from 0"):
             load(scenario_file, failure)
+
+
+def test_a_start_is_the_sum_of_its_parts() -> None:
+    """10 GB of image at 1 GB/s, 5 s, 7 s, 20 graphs of 0.5 s, and 16 GB of weights at 2 GB/s."""
+    startup = {
+        "image_bytes": 10e9,
+        "image_bandwidth_bytes_per_s": 1e9,
+        "processes_s": 5,
+        "compile_s": 7,
+        "graph_s": 0.5,
+    }
+    given = {"target": 4.0, "max_replicas": 3, "load_bandwidth_bytes_per_s": 2e9, "startup": startup}
+    assert AutoscalingSpec.model_validate(given).start_s(16e9, num_graphs=20) == 10 + 5 + 7 + 10 + 8
+
+
+def test_a_start_with_eager_steps_captures_no_graphs(scenario_file: Write) -> None:
+    autoscaling = "cluster={autoscaling: {target: 4, max_replicas: 3, startup: {graph_s: 1}}}"
+    starts = []
+    for eager in ("true", "false"):
+        engine = load(scenario_file, autoscaling, f"engine.enforce_eager={eager}").engine
+        starts.append(engine.num_graphs)
+    assert starts[0] == 0 < starts[1]
+
+
+def test_fields_of_kubernetes_may_be_written_as_there(scenario_file: Write) -> None:
+    rules = "{stabilizationWindowSeconds: 60, policies: [{type: Pods, value: 2, periodSeconds: 30}], selectPolicy: Min}"
+    own = (
+        "{stabilization_window_seconds: 60, policies: [{type: Pods, value: 2, period_seconds: 30}], select_policy: Min}"
+    )
+    one, other = (
+        load(scenario_file, f"cluster={{autoscaling: {{target: 4, max_replicas: 3, hpa: {{behavior: {text}}}}}}}")
+        for text in (f"{{scaleUp: {rules}}}", f"{{scale_up: {own}}}")
+    )
+    assert one.cluster.autoscaling == other.cluster.autoscaling
+    changed = load(scenario_file, HPA, "cluster.autoscaling.hpa.behavior.scaleDown.stabilizationWindowSeconds=60")
+    assert changed.cluster.autoscaling.hpa.behavior.scale_down.stabilization_window_seconds == 60  # type: ignore[union-attr]
+
+
+HPA = "cluster={autoscaling: {target: 4, max_replicas: 3, hpa: {}}}"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("target=null", "got no target"),
+        ("min_replicas=0", "use keda to scale to none"),
+        ("dynamo={}", "got dynamo beside hpa or keda"),
+        ("scale_down_delay_s=60", "got scale_down_delay_s with hpa"),
+        ("hpa={behavior: {scaleDown: {stabilisationWindowSeconds: 3}}}", "Did you mean 'stabilization_window_seconds'"),
+        ("hpa={behavior: {scaleDown: {}, scale_down: {}}}", "got scaleDown beside scale_down"),
+        ("startup={}", None),
+        ("{startup: {}, cold_start_s: 3, target: 1, max_replicas: 2}", "got startup beside cold_start_s"),
+        ("{target: 1, max_replicas: 2, scrape_interval_s: 5}", "got scrape_interval_s with neither hpa nor keda"),
+        ("{target: 1, max_replicas: 2, min_replicas: 0, metric: running, keda: {}}", "which nobody has then"),
+        ("{target: 1, max_replicas: 2, dynamo: {}}", "got target with dynamo"),
+        ("{max_replicas: 2, dynamo: {optimization_target: sla}}", "expected 'throughput' or 'latency'"),
+    ],
+)
+def test_what_an_autoscaler_does_not_read_is_refused(scenario_file: Write, change: str, sentence: str | None) -> None:
+    setting = f"cluster.autoscaling={change}" if change.startswith("{") else f"cluster.autoscaling.{change}"
+    if sentence is None:
+        assert load(scenario_file, HPA, setting).cluster.autoscaling is not None
+        return
+    with pytest.raises(SpecError) as error:
+        load(scenario_file, HPA, setting)
+    assert sentence in str(error.value)

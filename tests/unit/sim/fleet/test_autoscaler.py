@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment
-from perfmodel.sim.fleet.dynamic import Autoscaler, add_failures, add_stragglers
-from perfmodel.specs.cluster import AutoscalingSpec, FailuresSpec, Slowdown
+from perfmodel.sim.fleet.autoscalers import Autoscaler
+from perfmodel.sim.fleet.dynamic import add_failures, add_stragglers
+from perfmodel.specs.autoscaling import AutoscalingSpec
+from perfmodel.specs.cluster import FailuresSpec, Slowdown
 
 
 class Entrance:

@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.errors import SpecError, WorkloadError
 from perfmodel.sim.driver import simulate
-from perfmodel.sim.fleet import dynamic as autoscaler
+from perfmodel.sim.fleet import autoscalers, dynamic
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 
@@ -245,7 +245,8 @@ def test_what_happens_a_million_times_is_a_sentence(
     settings: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interval that is a slip of the unit looks for years at a cluster in which nothing happens."""
-    monkeypatch.setattr(autoscaler, "_MAX_EVENTS", 50)
+    for module in (autoscalers, dynamic):
+        monkeypatch.setattr(module, "MAX_EVENTS", 50)
     retries = "cluster.gateway={retries: {max: 100}}"
     with pytest.raises(WorkloadError, match=message):
         run(settings, retries)

@@ -1,0 +1,95 @@
+"""Autoscalers beside a deployment in its manifest come back as the scenario's `cluster.autoscaling`."""
+
+import pytest
+
+from perfmodel.files.yaml_loader import dump_yaml
+from perfmodel.specs import load_scenario
+from perfmodel.specs.commands.line import Asking, LineScenario, read_line
+
+SERVER = """
+kind: Deployment
+metadata: {name: llama}
+spec:
+  template:
+    spec:
+      containers:
+        - image: vllm/vllm-openai:v0.21.0
+          args: ["--model", "meta-llama/Llama-3.1-8B-Instruct"]
+"""
+HPA = """
+kind: HorizontalPodAutoscaler
+metadata: {name: up-and-down}
+spec:
+  scaleTargetRef: {kind: Deployment, name: llama}
+  minReplicas: 2
+  maxReplicas: 8
+  metrics:
+    - {type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 80}}}
+    - type: Pods
+      pods: {metric: {name: METRIC}, target: {type: AverageValue, averageValue: VALUE}}
+  behavior: {scaleDown: {stabilizationWindowSeconds: 60}}
+"""
+KEDA = """
+kind: ScaledObject
+metadata: {name: from-zero}
+spec:
+  scaleTargetRef: {name: llama}
+  maxReplicaCount: 6
+  cooldownPeriod: 360
+  advanced: {horizontalPodAutoscalerConfig: {behavior: {scaleUp: {stabilizationWindowSeconds: 30}}}}
+  triggers:
+    - {type: prometheus, metadata: {query: "QUERY", threshold: "5", activationThreshold: "2"}}
+"""
+
+
+def read(*documents: str) -> LineScenario:
+    return read_line("---".join(documents), Asking(hardware="h100-sxm-80gb"), "manifest")
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "expected"),
+    [
+        ("vllm_num_requests_waiting", '"4"', ("queue", 4)),
+        ("vllm:num_requests_running", "30", ("running", 30)),
+        ("vllm:kv_cache_usage_perc", "800m", ("kv_cache_usage", 0.8)),
+        ("sglang:num_queue_reqs", "2.5", ("queue", 2.5)),
+    ],
+)
+def test_an_hpa_is_read_and_runs(tmp_path, metric, value, expected):
+    found = read(SERVER, HPA.replace("METRIC", metric).replace("VALUE", value))
+    scaling = found.data["cluster"]["autoscaling"]
+    assert (scaling["metric"], scaling["target"]) == expected
+    file = tmp_path / "read.yaml"
+    file.write_text(dump_yaml({**found.data, "traffic": "azure-conversation"}))
+    spec = load_scenario(file).cluster.autoscaling
+    assert spec is not None
+    assert spec.hpa is not None
+    assert (spec.min_replicas, spec.max_replicas) == (2, 8)
+    assert spec.hpa.behavior.scale_down.stabilization_window_seconds == 60
+    assert found.notes == ("Not read: HorizontalPodAutoscaler up-and-down: Resource cpu",)
+
+
+def test_a_scaled_object_is_read_with_its_defaults(tmp_path):
+    query = "sum(vllm:num_requests_waiting + vllm:num_requests_running)"
+    found = read(KEDA.replace("QUERY", query), SERVER)  # in any order
+    file = tmp_path / "read.yaml"
+    file.write_text(dump_yaml({**found.data, "traffic": "azure-conversation"}))
+    spec = load_scenario(file).cluster.autoscaling
+    assert spec is not None
+    assert (spec.metric, spec.target, spec.min_replicas, spec.max_replicas) == ("concurrency", 5, 0, 6)
+    assert spec.keda is not None
+    assert (spec.keda.polling_interval, spec.keda.cooldown_period, spec.keda.activation_threshold) == (30, 360, 2)
+    assert spec.hpa is not None
+    assert spec.hpa.behavior.scale_up.stabilization_window_seconds == 30
+
+
+@pytest.mark.parametrize("query", ["avg(vllm:num_requests_waiting)", "sum(rate(vllm:generation_tokens_total[1m]))"])
+def test_what_a_trigger_asks_and_is_not_modelled_is_a_note(query):
+    found = read(SERVER, KEDA.replace("QUERY", query))
+    assert "cluster" not in found.data
+    assert found.notes == (f"Not read: ScaledObject from-zero: trigger prometheus {query}",)
+
+
+def test_an_autoscaler_of_something_else_is_left_alone():
+    found = read(SERVER, KEDA.replace("name: llama", "name: other").replace("QUERY", "vllm:num_requests_waiting"))
+    assert "cluster" not in found.data
