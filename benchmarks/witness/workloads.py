@@ -20,6 +20,7 @@ FEATURES = (
     "drafters",
     "whole-prompts",
     "transfer",
+    "pooling",
 )
 
 _SPECULATION = ("speculation", "async-speculation", "drafters")
@@ -35,6 +36,13 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         config["enable_chunked_prefill"] = False
         config["max_num_batched_tokens"] = config["max_model_len"] + rng.choice([0, 0, 256])
         config["async_scheduling"] = rng.random() < 0.4
+    if feature == "pooling":
+        config |= {"runner": "pooling", "async_scheduling": rng.random() < 0.3}
+        if rng.random() < 0.5:  # an encoder
+            config |= {"kv_cache": "off", "enable_prefix_caching": False, "num_blocks": 10**6}
+        if "kv_cache" in config or rng.random() < 0.3:
+            config |= {"enable_chunked_prefill": False, "long_prefill_token_threshold": 0}
+            config["max_num_batched_tokens"] = config["max_model_len"] + rng.choice([0, 0, 256])
     if feature == "pipeline":
         config["pipeline_parallel_size"] = rng.choice([2, 3, 4])
     if feature in _SPECULATION:
@@ -49,6 +57,9 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         if feature != "states" and rng.random() < 0.6:
             config["num_blocks"] = _num_blocks(rng, config)
     requests = _requests(rng, config)
+    if feature == "pooling":
+        for request in requests:
+            request["output"] = 1
     if feature == "transfer":
         config["kv_role"] = rng.choice(["kv_both", "kv_both", "kv_consumer"])
         config["async_scheduling"] = rng.random() < 0.5

@@ -13,6 +13,7 @@ from perfmodel.models.model_changes import ModelChanges
 # How tokens are drawn, cheapest first. random: from the whole distribution (a temperature alone); top_k, top_p: from a
 # part of it, which sorts it.
 SamplingMethod = Literal["greedy", "random", "top_k", "top_p"]
+Pooling = Literal["last", "cls", "mean"]  # which hidden states of a prompt make its vector: the last, the first, all
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,9 @@ class ModelSpec:
     converts_fp8: cached FP8 becomes 16-bit numbers without an instruction, which no calibrated kernel has in it
     num_prediction_layers: layers of a head that predicts further tokens (MTP); they draft, and are in no other figure
     not_computed: fields of its file that change what it computes and that our decoder does not honour, as name=value
-    changed_from: of a changed model whose original has a file with weights: a run makes its weights of those"""
+    changed_from: of a changed model whose original has a file with weights: a run makes its weights of those
+    pooling: how a model that returns a vector, or scores, instead of text makes it of the prompt's hidden states
+    num_labels: scores that it returns; 0: a vector"""
 
     name: str
     model_type: str
@@ -131,6 +134,13 @@ class ModelSpec:
     num_prediction_layers: int = 0
     not_computed: tuple[str, ...] = ()
     changed_from: ChangedFrom | None = None
+    pooling: Pooling | None = None
+    num_labels: int = 0
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether tokens see what comes after them, so that prompts are computed whole and nothing is cached."""
+        return any(isinstance(layer.mixer, Attention) and not layer.mixer.is_causal for layer, _ in self.layers)
 
     @property
     def encoder_notes(self) -> tuple[str, ...]:

@@ -88,7 +88,8 @@ class PrefillSize(NamedTuple):
     prefills:  (new tokens, cached tokens) of each prompt
     tokens:    new, all prompts; kv_tokens: distinct visible keys
     pairs:     visible query-key pairs
-    has_block_per_head: one thread block per head and prompt (FlashAttention-1)"""
+    has_block_per_head: one thread block per head and prompt (FlashAttention-1)
+    is_causal: a token sees those before it; else all of its prompt"""
 
     heads: HeadShape
     prefills: tuple[tuple[int, int], ...]
@@ -97,6 +98,7 @@ class PrefillSize(NamedTuple):
     pairs: Values
     thread_blocks: Values = 0
     has_block_per_head: bool = False
+    is_causal: bool = True
 
     @property
     def num_items(self) -> int:

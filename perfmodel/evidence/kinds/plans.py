@@ -171,6 +171,8 @@ def _features_of(case: RecordedCase) -> list[str]:
         "--kv-unified": config.get("kv_unified"),
         "aborts": any(request.abort is not None for request in case.requests),
         "KV transfer": config.get("kv_role"),
+        "pooling": config.get("runner") == "pooling",
+        "encoder": config.get("kv_cache") == "off",
         "preemption": any(preempted for _, _, preempted in case.steps),
     }
     return [name for name, is_there in named.items() if is_there] or ["plain"]

@@ -63,6 +63,12 @@ class EplbConfig(Spec):
     num_redundant_experts: NonNegativeInt = 0
 
 
+class PoolerConfig(Spec):
+    """vLLM's: which states of a prompt make its vector, instead of those that the model's repository says."""
+
+    pooling_type: Literal["LAST", "CLS", "MEAN"]
+
+
 def _about_flag(key: str) -> str:
     """Effect of a server flag; empty for none. Imported late: commands are described in terms of engines."""
     from perfmodel.specs.commands.description import about_flag
@@ -166,6 +172,10 @@ class EngineSpec(VariantSpec):
     fused_kernels: bool = True
     inference_mode: bool = True  # no gradients: activations are dropped at once; costs memory, not time, without
     speculative_config: SpeculativeConfig | None = None
+    # What the engine returns: text, or of each prompt a vector or scores; auto: what the model is for
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    convert: Literal["auto", "embed", "classify"] = "auto"  # of a model under `runner: pooling`: to a vector, or scores
+    pooler_config: PoolerConfig | None = None
 
     @property
     def plans_ahead(self) -> bool:
