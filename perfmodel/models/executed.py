@@ -26,6 +26,7 @@ def why_not_executed(model: ModelSpec) -> str | None:
     unsupported = {
         "attention to later tokens": model.is_encoder,
         "scores of a prompt": model.num_labels > 0,
+        "pooling of other states than the last": model.pooling not in (None, "last"),
         "LayerNorm": model.norm_bias,
         "mixer and feed-forward in parallel": model.parallel_blocks,
         "a learned position table": model.num_learned_positions > 0,

@@ -87,7 +87,7 @@ def model_from_config(
         vocab_size=fields.integer("vocab_size"),
         max_position_embeddings=fields.integer("max_position_embeddings", max_positions) - family.padding_positions,
         layers=layer_runs(layers),
-        tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied) or pooling is not None,  # without a head
         dtype=format_of_dtype(fields.text("dtype", "bfloat16")),
         quantization=quantization_from_config(fields, layers),
         norm_bias=family.norm_bias,

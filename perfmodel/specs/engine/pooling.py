@@ -23,7 +23,8 @@ def with_pooling(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
         return model
     given, labels = engine.pooler_config, {"embed": 0, "classify": model.num_labels or _NUM_LABELS}
     pooling = given.pooling_type.lower() if given is not None else model.pooling or "last"
-    return replace(model, pooling=pooling, num_labels=labels.get(engine.convert, model.num_labels))
+    given_labels = labels.get(engine.convert, model.num_labels)
+    return replace(model, pooling=pooling, num_labels=given_labels, tie_word_embeddings=True)
 
 
 def pooling_defaults(model: ModelSpec) -> Mapping[str, Any]:

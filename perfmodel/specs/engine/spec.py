@@ -176,6 +176,9 @@ class EngineSpec(VariantSpec):
     runner: Literal["auto", "generate", "pooling"] = "auto"
     convert: Literal["auto", "embed", "classify"] = "auto"  # of a model under `runner: pooling`: to a vector, or scores
     pooler_config: PoolerConfig | None = None
+    # Processes of the front end of a replica, each of which tokenises and answers one request after another; None: one
+    # for each data-parallel rank
+    api_server_count: PositiveInt | None = None
 
     @property
     def plans_ahead(self) -> bool:
