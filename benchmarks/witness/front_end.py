@@ -3,9 +3,9 @@
     python benchmarks/witness/front_end.py OUT.json [--build FOLDER] [--requests 1500]
 
 The model has one small layer and vectors of 1,024 numbers, so that what is left is the server: HTTP, tokenisation and
-JSON in the API server, plans and messages in the engine's core. CPU time is read of each process before and after, which
-other work on the machine disturbs little; a line through prompts of several lengths has the part of a request and that
-of a token. Ten minutes; needs Linux.
+JSON in the API server, plans and messages in the engine's core. CPU time is read of each process before and after,
+which other work on the machine disturbs little; a line through prompts of several lengths has the part of a request
+and that of a token. Ten minutes; needs Linux.
 """
 
 __all__ = ["main"]

@@ -144,7 +144,13 @@ class ModelSpec:
 
     @property
     def encoder_notes(self) -> tuple[str, ...]:
-        """A sentence on what is modelled of a model with encoders besides its text decoder; none for others."""
+        """A sentence on what is modelled of a model with encoders besides its text decoder, or that gives no text; none
+        for others."""
+        if self.pooling is not None:
+            what = f"{self.num_labels} score{'s' * (self.num_labels > 1)}" if self.num_labels else "a vector"
+            return (
+                f"{self.name} returns {what} of each prompt, which counts as one token; lengths of answers do not.",
+            )
         if not self.extra_params and not self.other_inputs:
             return ()
         inputs = " and ".join(self.other_inputs) or "images"

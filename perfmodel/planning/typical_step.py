@@ -85,7 +85,9 @@ def _prompts_of_a_step(scenario: Scenario) -> StepChoice:
     in_flight = ceil((traffic.arrivals.concurrency or engine.max_num_seqs * replicas) / replicas)
     count = max(1, min(engine.max_num_batched_tokens // tokens, engine.max_num_seqs, in_flight))
     shape = BatchShape(count * tokens, count, ((tokens, 0),) * count)
-    return StepChoice(shape, f"{count:,} prompt{'' if count == 1 else 's'} of {tokens:,} tokens (as many as a step takes)")
+    return StepChoice(
+        shape, f"{count:,} prompt{'' if count == 1 else 's'} of {tokens:,} tokens (as many as a step takes)"
+    )
 
 
 def engine_of_step(scenario: Scenario, is_prompt: bool = False) -> Scenario:

@@ -204,7 +204,9 @@ def refuse_unless_decoder(fields: Fields) -> None:
         raise fields.error(f"{kind} is neither a decoder-only text model nor an encoder that is modelled: {known}.")
     for name in map(str, fields.items("architectures")):
         if _OTHER_CLASS.search(name):
-            raise fields.error(f"{name} returns scores of tokens; only text, vectors and scores of prompts are modelled.")
+            raise fields.error(
+                f"{name} returns scores of tokens; only text, vectors and scores of prompts are modelled."
+            )
     if not fields.has("vocab_size"):
         raise fields.error(
             "vocab_size is missing, so this is not a text model's config.json "

@@ -343,7 +343,9 @@ class EngineFacts(Spec):
     backends: dict[Backend, BackendFacts] = Field(default_factory=dict)
     pieces_under_way: NonNegativeInt = 0
     offloads_from_tokens: NonNegativeInt = 0
-    api_server_request_s: float = Field(default=0.0, ge=0)  # CPU time of its server's process for an answer that comes whole
+    api_server_request_s: float = Field(
+        default=0.0, ge=0
+    )  # CPU time of its server's process for an answer that comes whole
     released: datetime.date | None = None  # when the version came out
     unconfirmed: tuple[str, ...] = ()
 

@@ -28,13 +28,13 @@ def with_defaults(
 ) -> EngineSpec:
     """`engine` with defaults for `hardware` and `use` filled in; `model_fields_set` keeps the given ones.
 
-    max_model_len: the model's limit in tokens, if `engine` has none; of_model: defaults that its kind brings. Raises ValueError where the given arguments leave
-    no valid defaults."""
+    max_model_len: the model's limit in tokens, if `engine` has none; of_model: defaults that its kind brings. Raises
+    ValueError where the given arguments leave no valid defaults."""
     longest = engine.max_model_len or max_model_len
-    if of_model:
-        given = {**dict(engine), **{name: value for name, value in of_model.items() if name not in engine.model_fields_set}}
-        engine = EngineSpec.model_construct(_fields_set=set(engine.model_fields_set), **given)
-    defaults = _defaults(engine, hardware, use, longest or 0) | dict(of_model or {})
+    own = {name: value for name, value in (of_model or {}).items() if name not in engine.model_fields_set}
+    if own:
+        engine = EngineSpec.model_construct(_fields_set=set(engine.model_fields_set), **{**dict(engine), **own})
+    defaults = _defaults(engine, hardware, use, longest or 0) | own
     update = {name: value for name, value in defaults.items() if name not in engine.model_fields_set}
     merged = {**dict(engine), **update, "max_model_len": longest}
     if engine.batching == "continuous" and merged["max_num_batched_tokens"] < merged["max_num_seqs"]:

@@ -12,7 +12,7 @@ from perfmodel.files.yaml_loader import Path
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.traffic import ONE_TOKEN, Traffic
+from perfmodel.specs.traffic import Traffic
 
 _NUM_LABELS = 2  # of a model whose file names none: transformers' PretrainedConfig
 
@@ -76,7 +76,5 @@ def answer_conflicts(traffic: Traffic, model: ModelSpec, pools: Sequence[PoolSpe
         return
     if traffic.has_conversations:
         yield ("traffic", "conversations"), f"got conversations with {name}, which returns no text; leave them out"
-    if traffic.trace is None and traffic.output_tokens not in (None, ONE_TOKEN):
-        yield ("traffic", "output_tokens"), f"got answers of {name}, whose requests end with their prompts; set it to null"
     if any(pool.role != "unified" for pool in pools):
         yield ("cluster", "pools"), f"got prefill and decode pools for {name}, whose requests only have prompts"

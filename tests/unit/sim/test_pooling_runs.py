@@ -52,7 +52,10 @@ def test_so_many_api_servers_take_so_many_times_the_requests(tmp_path, count):
 def test_one_api_server_is_what_there_was_without_the_field():
     """Of text, bit by bit; and a data-parallel rank has its own unless their number is given."""
     few = ["traffic.num_requests=40"]
-    plain, one = (simulate(load_scenario("llama-3.1-8b-a100", [*few, *more])).summary for more in ([], ["engine.api_server_count=1"]))
+    plain, one = (
+        simulate(load_scenario("llama-3.1-8b-a100", [*few, *more])).summary
+        for more in ([], ["engine.api_server_count=1"])
+    )
     assert plain == one
     ranks = ["engine.data_parallel_size=2", "cluster.replicas=1", "traffic.arrivals.rate=200", *few]
     own, shared = (
@@ -128,7 +131,6 @@ def test_a_model_of_text_gives_vectors_where_it_is_told_to(tmp_path):
     [
         ({"runner": "generate"}, {}, {}, "engine.runner: got generate, and .* returns a vector or scores"),
         ({"kv_cache": "paged"}, {}, {}, "engine.kv_cache: got paged for .*, whose tokens see both ways"),
-        ({}, {"output_tokens": {"distribution": "fixed", "value": 9}}, {}, "traffic.output_tokens: got answers of"),
         ({"convert": "embed", "max_model_len": 512}, {}, {"model": "llama-3.1-8b"}, "traffic: needs output_tokens"),
         (
             {"pooler_config": {"pooling_type": "CLS"}, "max_model_len": 512},
@@ -155,6 +157,13 @@ def test_what_does_not_go_with_vectors_is_refused_by_name(tmp_path, engine, traf
     with pytest.raises(PerfmodelError, match=sentence) as caught:
         scenario(tmp_path, engine, traffic, **more)
     assert "\n" not in str(caught.value)
+
+
+def test_lengths_of_answers_count_for_nothing_and_every_answer_says_so(tmp_path):
+    plain = simulate(scenario(tmp_path))
+    long = simulate(scenario(tmp_path, traffic={"output_tokens": {"distribution": "fixed", "value": 500}}))
+    assert long.summary == plain.summary
+    assert any("returns a vector of each prompt, which counts as one token" in note for note in plain.notes)
 
 
 def test_a_prompt_may_fill_the_context(tmp_path):
