@@ -274,7 +274,7 @@ def _with_defaults(
     if engine.speculative_config is not None:
         engine = engine.model_copy(update={"speculative_config": engine.speculative_config.drafting_for(model)})
     try:
-        return with_defaults(engine, hardware, use, model.max_position_embeddings, pooling_defaults(model))
+        return with_defaults(engine, hardware, use, model.max_position_embeddings, pooling_defaults(model, engine))
     except ValueError as error:
         raise SpecError(f"{positions.where(('engine', 'max_num_seqs'))}: engine: {error}.") from None
 

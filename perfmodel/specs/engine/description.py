@@ -165,6 +165,7 @@ class BatchingRules(Spec):
     estimates:         how those that run count when another request is to be admitted; none: by the blocks they hold
     sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
                        share of it is in each micro-batch (even_share), or as many are in each stage (each)
+    pools_synchronously: no step is planned ahead by default where requests end with their prompts
     slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks"""
 
     prefill_exclusive: bool = False  # prompts or decodes, prompts first; else both together
@@ -185,6 +186,7 @@ class BatchingRules(Spec):
     estimates: EstimateRules | None = None
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"
     slots: SlotRules | None = None
+    pools_synchronously: bool = False
 
 
 class BufferRules(Spec):

@@ -2,7 +2,7 @@
 model, their defaults, and what they do not do.
 
 Source: vllm 0.30.0, config/model.py (`is_chunked_prefill_supported`, `is_prefix_caching_supported`), config/vllm.py (no
-asynchronous scheduling); SGLang disables its overlap scheduler for embeddings, too."""
+asynchronous scheduling)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,14 +27,14 @@ def with_pooling(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
     return replace(model, pooling=pooling, num_labels=given_labels, tie_word_embeddings=True)
 
 
-def pooling_defaults(model: ModelSpec) -> Mapping[str, Any]:
+def pooling_defaults(model: ModelSpec, engine: EngineSpec) -> Mapping[str, Any]:
     """Arguments of the engine where a scenario gives none; empty for text.
 
     A state other than the last needs all of its prompt in one step; where tokens see what comes after them, nothing can
     be cached."""
     if model.pooling is None:
         return {}
-    defaults: dict[str, Any] = {"async_scheduling": False}
+    defaults: dict[str, Any] = {"async_scheduling": False} if engine.rules.pools_synchronously else {}
     if model.is_encoder or model.pooling != "last":
         defaults |= {"enable_chunked_prefill": False, "enable_prefix_caching": False}
     return defaults | ({"kv_cache": "off"} if model.is_encoder else {})
@@ -51,11 +51,14 @@ def pooling_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str
     if engine.runner == "generate":
         yield "runner", reason, f"got generate, and {name} returns a vector or scores, no text; leave it out"
     whole = [field for field in ("enable_chunked_prefill", "enable_prefix_caching") if getattr(engine, field)]
-    if whole and engine.kv_cache != "off" and pooling_defaults(model).get(whole[0]) is False:
+    if whole and engine.kv_cache != "off" and pooling_defaults(model, engine).get(whole[0]) is False:
         why = f"{model.pooling} pooling needs all states of a prompt in one step"
         yield whole[0], reason, f"got true for {name}, and {why}; leave it out"
     if model.is_encoder and engine.kv_cache != "off":
         yield "kv_cache", reason, f"got {engine.kv_cache} for {name}, whose tokens see both ways; leave it out"
+    kept = [field for field in ("kv_offload", "kv_eviction", "kv_tiers") if getattr(engine, field)]
+    if model.is_encoder and kept:
+        yield kept[0], reason, f"got {kept[0]} for {name}, which keeps no keys and values; leave it out"
     if engine.speculative_config is not None:
         yield "speculative_config", reason, f"got drafts for {name}, which generates no tokens; leave it out"
     if model.is_encoder and engine.flash_attn_version is not None:

@@ -117,6 +117,7 @@ def test_defaults_are_those_of_vllm_for_each_kind_of_pooling(tmp_path):
     assert defaults("qwen3-embedding-0.6b", pooler_config={"pooling_type": "MEAN"}) == (False, False, "paged", False)
     assert defaults("bge-m3") == (False, False, "off", False)
     assert defaults("qwen3-embedding-0.6b", async_scheduling=True)[3]
+    assert defaults("qwen3-embedding-0.6b", profile="sglang")[3]
 
 
 def test_a_model_of_text_gives_vectors_where_it_is_told_to(tmp_path):
@@ -144,6 +145,7 @@ def test_a_model_of_text_gives_vectors_where_it_is_told_to(tmp_path):
             {"model": "qwen3-embedding-0.6b"},
             "enable_chunked_prefill: got true for .*, and mean pooling needs all states",
         ),
+        ({"kv_offload": {"capacity_bytes": 1e9}}, {}, {}, "kv_offload: got kv_offload for .*, which keeps no keys"),
         ({}, {}, {"cluster": {"pools": [{"role": "prefill"}, {"role": "decode"}]}}, "prefill and decode pools"),
         (
             {},
