@@ -153,6 +153,7 @@ _BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": "llama-3.1-8b", "messages": _MESSAGES, "max_tokens": 4},
     "/v1/messages/count_tokens": {"model": "llama-3.1-8b", "messages": _MESSAGES},
     "/generative_scoring": {"query": "one", "items": ["two"], "label_token_ids": [1, 2]},
+    "/v1/embeddings": {"input": ["one two", "three"]},
     "/invocations": {"prompt": "one", "max_tokens": 4},
     "/tokenize": {"prompt": "one two three"},
     "/detokenize": {"tokens": [1, 2, 3]},

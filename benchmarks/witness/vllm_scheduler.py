@@ -26,6 +26,7 @@ from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
@@ -102,6 +103,8 @@ def _scheduler(config: dict[str, Any], model: str) -> Any:
         )
     if config.get("pipeline_parallel_size", 1) > 1:
         arguments["distributed_executor_backend"] = "mp"
+    if "runner" in config:
+        arguments |= {"runner": config["runner"], "convert": "embed"}
     num_blocks = config["num_blocks"] + 1  # one of vLLM's is the null block
     args = EngineArgs(
         model=model,
@@ -119,6 +122,7 @@ def _scheduler(config: dict[str, Any], model: str) -> Any:
     groups = [
         KVCacheGroupSpec([f"layer{number}"], _group(group, config))
         for number, group in enumerate(config.get("kv_groups", [{"kind": "full"}]))
+        if config.get("kv_cache") != "off"  # encoders have no group
     ]
     kv = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
     kind = AsyncScheduler if arguments["async_scheduling"] else Scheduler
@@ -207,11 +211,12 @@ class _Case:
     def add(self, number: int) -> None:
         recorded = self.recorded[number]
         sampling = SamplingParams(max_tokens=recorded["output"], ignore_eos=True, detokenize=False)
+        is_pooling = self.config.get("runner") == "pooling"
         request = Request(
             str(number),
             prompt_of(number, recorded),
-            sampling,
-            None,
+            None if is_pooling else sampling,
+            PoolingParams(task="embed") if is_pooling else None,
             arrival_time=float(len(self.requests)),
             priority=recorded.get("priority", 0),
             block_hasher=self.hasher,
@@ -237,13 +242,14 @@ class _Case:
             begun = self.offloads.begin(plan.kv_connector_metadata)
             grants = sorted([*grants, *([int(i), self.requests[i].num_computed_tokens, 0] for i in begun)])
         sampled = [self._sample(i, plan, i in admitted) for i in granted]
+        is_pooling = self.config.get("runner") == "pooling"
         outcome = ModelRunnerOutput(
             req_ids=list(granted),
             req_id_to_index={i: place for place, i in enumerate(granted)},
-            sampled_token_ids=sampled,
+            sampled_token_ids=[] if is_pooling else sampled,
             logprobs=None,
             prompt_logprobs_dict={},
-            pooler_output=[],
+            pooler_output=[torch.zeros(1) if tokens else None for tokens in sampled] if is_pooling else [],
         )
         return plan, outcome, grants, sorted(int(i) for i in (plan.preempted_req_ids or ()))
 

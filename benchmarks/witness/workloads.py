@@ -24,6 +24,7 @@ FEATURES = (
     "images",
     "samples",
     "offload",
+    "pooling",
 )
 
 _SPECULATION = ("speculation", "async-speculation", "drafters")
@@ -39,6 +40,13 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         config["enable_chunked_prefill"] = False
         config["max_num_batched_tokens"] = config["max_model_len"] + rng.choice([0, 0, 256])
         config["async_scheduling"] = rng.random() < 0.4
+    if feature == "pooling":
+        config |= {"runner": "pooling", "async_scheduling": rng.random() < 0.3}
+        if rng.random() < 0.5:  # an encoder
+            config |= {"kv_cache": "off", "enable_prefix_caching": False, "num_blocks": 10**6}
+        if "kv_cache" in config or rng.random() < 0.3:
+            config |= {"enable_chunked_prefill": False, "long_prefill_token_threshold": 0}
+            config["max_num_batched_tokens"] = config["max_model_len"] + rng.choice([0, 0, 256])
     if feature == "pipeline":
         config["pipeline_parallel_size"] = rng.choice([2, 3, 4])
     if feature in _SPECULATION:
@@ -57,6 +65,9 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         config["enable_prefix_caching"] = True
         config["async_scheduling"] = rng.random() < 0.5
         requests = _samples(rng, config)
+    if feature == "pooling":
+        for request in requests:
+            request["output"] = 1
     if feature == "transfer":
         config["kv_role"] = rng.choice(["kv_both", "kv_both", "kv_consumer"])
         config["async_scheduling"] = rng.random() < 0.5

@@ -127,6 +127,7 @@ class Attention:
     out_rank: int | None = None
     evicts_to: int | None = None  # tokens that eviction by score leaves of a sequence
     num_recent_tokens: int = 0  # of those, the newest, which stay whatever their scores
+    is_causal: bool = True  # else a query sees its whole prompt, or the `window` tokens around it (encoders)
 
     @property
     def span(self) -> int | None:

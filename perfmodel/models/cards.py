@@ -17,9 +17,9 @@ from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.executed import format_of_name
 from perfmodel.models.hf.config import load_config, model_from_config
-from perfmodel.models.hf.families import refuse_unless_generative
+from perfmodel.models.hf.families import refuse_speech
 from perfmodel.models.number_formats import with_quantization
-from perfmodel.models.spec import ModelSpec, SamplingMethod
+from perfmodel.models.spec import ModelSpec, Pooling, SamplingMethod
 
 # Who publishes copies of others' repositories under their names, as they are.
 _COPIES = ("unsloth", "nousresearch")
@@ -30,7 +30,8 @@ class Card(Spec):
 
     published_params: parameters as its makers or the hub state them, never computed here
     published_covers: whether that counts the text decoder alone or the vision tower (`extra_params`) too
-    sampling:         what the repository's generation_config makes a server do by default"""
+    sampling:         what the repository's generation_config makes a server do by default
+    pooling:          of a model that returns a vector, what its 1_Pooling/config.json says"""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class Card(Spec):
     published_covers: Literal["decoder", "decoder and vision"] = "decoder"
     sampling: SamplingMethod = "greedy"
     extra_params: NonNegativeFloat = 0.0
+    pooling: Pooling | None = None
     notes: str | None = None
     config: dict[str, Any]
 
@@ -81,7 +83,7 @@ def load_model(name_or_path: str | Path, *, ask_hub: bool = False) -> ModelSpec:
     related = _related(name)
     if related is not None:
         return related
-    refuse_unless_generative(name)
+    refuse_speech(name)
     if ask_hub:
         from perfmodel.models.hub import is_hub_name, load_from_hub
 
@@ -161,5 +163,6 @@ def _load_card_file(path: Path, modified_ns: int) -> ModelSpec:
         aliases=card.aliases,
         published_params=card.published_params,
         extra_params=card.extra_params,
+        pooling=card.pooling,
         origin=card.source,
     )

@@ -24,6 +24,9 @@ ROPE_SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 def why_not_executed(model: ModelSpec) -> str | None:
     """What of `model` is simulated alone, as the subject of "... is not executed yet"; None where all is executed."""
     unsupported = {
+        "attention to later tokens": model.is_encoder,
+        "scores of a prompt": model.num_labels > 0,
+        "pooling of other states than the last": model.pooling not in (None, "last"),
         "LayerNorm": model.norm_bias,
         "mixer and feed-forward in parallel": model.parallel_blocks,
         "a learned position table": model.num_learned_positions > 0,

@@ -68,11 +68,21 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
             active[name] += params * count
     head_bias = vocab if model.lm_head_bias else 0
     stored["embedding"] += (vocab + model.num_learned_positions) * d
-    stored["lm_head"] += (0 if model.tie_word_embeddings else vocab * d) + head_bias
-    active["lm_head"] += vocab * d + head_bias
+    if model.pooling is not None:
+        stored["lm_head"] = active["lm_head"] = classifier_parameters(model)
+    else:
+        stored["lm_head"] += (0 if model.tie_word_embeddings else vocab * d) + head_bias
+        active["lm_head"] += vocab * d + head_bias
     for counts in (stored, active):
         counts["norms"] += _norm_width(model)
     return ParameterCount(stored, active)
+
+
+def classifier_parameters(model: ModelSpec) -> int:
+    """In place of an LM head, what makes c scores of a pooled state: d c, in encoders with biases, behind a layer of
+    d (d + 1); 0 for a model that returns the state itself."""
+    d, count = model.hidden_size, model.num_labels
+    return (d + 1) * (d + count) if count and model.is_encoder else d * count
 
 
 def layer_parameters(model: ModelSpec, layer: Layer) -> dict[str, int]:

@@ -14,6 +14,7 @@ from perfmodel.models.vision import VisionEncoder
 # How tokens are drawn, cheapest first. random: from the whole distribution (a temperature alone); top_k, top_p: from a
 # part of it, which sorts it.
 SamplingMethod = Literal["greedy", "random", "top_k", "top_p"]
+Pooling = Literal["last", "cls", "mean"]  # which hidden states of a prompt make its vector: the last, the first, all
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,9 @@ class ModelSpec:
     num_prediction_layers: layers of a head that predicts further tokens (MTP); they draft, and are in no other figure
     not_computed: fields of its file that change what it computes and that our decoder does not honour, as name=value
     changed_from: of a changed model whose original has a file with weights: a run makes its weights of those
-    vision:       its encoder of images, if its family's is known"""
+    vision:       its encoder of images, if its family's is known
+    pooling:      how a model that returns a vector, or scores, instead of text makes it of the prompt's hidden states
+    num_labels:   scores that it returns; 0: a vector"""
 
     name: str
     model_type: str
@@ -134,10 +137,23 @@ class ModelSpec:
     not_computed: tuple[str, ...] = ()
     changed_from: ChangedFrom | None = None
     vision: VisionEncoder | None = None
+    pooling: Pooling | None = None
+    num_labels: int = 0
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether tokens see what comes after them, so that prompts are computed whole and nothing is cached."""
+        return any(isinstance(layer.mixer, Attention) and not layer.mixer.is_causal for layer, _ in self.layers)
 
     @property
     def encoder_notes(self) -> tuple[str, ...]:
-        """A sentence on what is modelled of a model with encoders besides its text decoder; none for others."""
+        """A sentence on what is modelled of a model with encoders besides its text decoder, or that gives no text; none
+        for others."""
+        if self.pooling is not None:
+            what = f"{self.num_labels} score{'s' * (self.num_labels > 1)}" if self.num_labels else "a vector"
+            return (
+                f"{self.name} returns {what} of each prompt, which counts as one token; lengths of answers do not.",
+            )
         if not self.extra_params and not self.other_inputs:
             return ()
         inputs = " and ".join(self.other_inputs) or "images"

@@ -89,7 +89,7 @@ class PrefillSize(NamedTuple):
     tokens:    new, all prompts; kv_tokens: distinct visible keys
     pairs:     visible query-key pairs
     has_block_per_head: one thread block per head and prompt (FlashAttention-1)
-    is_causal:          a token sees those before it; else all of its prompt (encoders)"""
+    is_causal: a token sees those before it; else all of its prompt (encoders)"""
 
     heads: HeadShape
     prefills: tuple[tuple[int, int], ...]

@@ -54,11 +54,13 @@ def demand_of(scenario: Scenario) -> Demand:
     """The demand of the scenario's traffic. Shared prefixes count as cached where the second half of the requests finds
     them from the first, in an unbounded cache."""
     longest = scenario.engine.max_model_len or scenario.model.max_position_embeddings
+    longest += scenario.model.pooling is not None  # what is returned takes no position
     traffic = scenario.traffic.model_copy(update={"num_requests": None})
     drafts = list(islice(Workload(scenario.model_copy(update={"traffic": traffic})).drafts(), _LOOKED_AT))
     drafts = [draft for draft in drafts if draft.num_prompt_tokens < longest]
     if not drafts:
-        raise WorkloadError(f"{scenario.name}: no request fits max_model_len={longest}; raise it, or shorten prompts.")
+        limit = scenario.engine.max_model_len
+        raise WorkloadError(f"{scenario.name}: no request fits max_model_len={limit}; raise it, or shorten prompts.")
     whole = np.array([draft.num_prompt_tokens for draft in drafts], np.float64)
     outputs = np.minimum([draft.num_output_tokens for draft in drafts], longest - whole)
     cached = np.zeros(len(drafts))

@@ -13,6 +13,7 @@ p = 0, and TPOT is a step.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from pydantic import model_validator
 from perfmodel.cost import StepEstimate, plan_memory, step_costs
 from perfmodel.cost.calibrations.for_all import balance_notes
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
-from perfmodel.errors import DoesNotFitError
+from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.files.base import Spec
 from perfmodel.files.units import NonNegativeInt, PositiveInt
 from perfmodel.ops.work import BatchShape, decode_shape
@@ -67,12 +68,27 @@ class StepChoice:
 
 
 def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> StepChoice:
-    """The decode step at the scenario's mean batch and context; `step_s`: seconds of a step."""
+    """The decode step at the scenario's mean batch and context; `step_s`: seconds of a step. Without answers, as many
+    mean prompts as a step may have."""
+    if scenario.model.pooling is not None:
+        return _prompts_of_a_step(scenario)
     context, spans = max(1, round(_mean_context(scenario))), scenario.model.attention_spans
     batch, reason = _mean_batch(
         scenario, lambda size: step_s(decode_shape(size, context, spans)), lambda tokens: step_s(_prefill_shape(tokens))
     )
     return StepChoice(decode_shape(batch, context, spans), f"{_decode_label(batch, context)} ({reason})")
+
+
+def _prompts_of_a_step(scenario: Scenario) -> StepChoice:
+    engine, traffic = scenario.engine, scenario.traffic
+    tokens = round(mean_length(traffic.input_tokens)) if traffic.input_tokens is not None else _DEFAULT_CONTEXT
+    replicas = max(scenario.cluster.replicas, 1) * engine.data_parallel_size
+    in_flight = ceil((traffic.arrivals.concurrency or engine.max_num_seqs * replicas) / replicas)
+    count = max(1, min(engine.max_num_batched_tokens // tokens, engine.max_num_seqs, in_flight))
+    shape = BatchShape(count * tokens, count, ((tokens, 0),) * count)
+    return StepChoice(
+        shape, f"{count:,} prompt{'' if count == 1 else 's'} of {tokens:,} tokens (as many as a step takes)"
+    )
 
 
 def engine_of_step(scenario: Scenario, is_prompt: bool = False) -> Scenario:
@@ -201,6 +217,8 @@ def estimate_choice(
     devices' KV blocks."""
     engine = engine_of_step(scenario, is_prompt=prefill is not None)
     costs = step_costs(engine)
+    if scenario.model.pooling is not None and (batch, context) != (None, None):
+        raise SpecError(f"{scenario.model.name} returns no text, so no step decodes; leave batch and context out.")
     if prefill is not None:
         shape, label = _prefill_shape(prefill), f"Prefill of {prefill:,} tokens"
     elif batch is None and context is None:

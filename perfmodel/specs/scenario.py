@@ -23,11 +23,12 @@ from perfmodel.specs.cluster import ClusterSpec, PoolGroup, PoolSpec
 from perfmodel.specs.engine.description import Use
 from perfmodel.specs.engine.devices import refuse_missing_units, refuse_to_start, with_defaults
 from perfmodel.specs.engine.formats import auto_dtype
+from perfmodel.specs.engine.pooling import answer_conflicts, pooling_defaults, with_pooling
 from perfmodel.specs.engine.spec import EngineSpec, PromptCompression
 from perfmodel.specs.hardware import OWN, HardwareSpec, NetworkSpec, Price, PriceOverride, Site
 from perfmodel.specs.scenario_source import ScenarioSource
 from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
-from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
+from perfmodel.specs.traffic import ONE_TOKEN, ExpertRouting, Sampling, Traffic
 
 _STALE = datetime.timedelta(days=183)
 _WAY_OUT = "give a current one as price.usd_per_gpu_hour"
@@ -290,11 +291,15 @@ def _served_fields(scenario: Scenario, positions: Positions) -> dict[str, Any]:
             update["hardware"] = pool.hardware.model_copy(update=network)
         pools.append(pool.model_copy(update=update))
     engine = _with_defaults(scenario.engine, model, hardware, use, positions)
+    for path, sentence in answer_conflicts(scenario.traffic, model, pools):
+        raise positions.error(path, sentence)
     if pools:
         cluster = cluster.model_copy(update={"pools": tuple(pools)})
     else:
         _check_start(model, engine, hardware, positions, ())
     fields = {"model": model, "engine": engine, "cluster": cluster}
+    if model.pooling is not None and scenario.traffic.trace is None:
+        fields["traffic"] = scenario.traffic.model_copy(update={"output_tokens": ONE_TOKEN})
     return fields | ({"hardware": hardware.model_copy(update=network)} if network else {})
 
 
@@ -310,6 +315,7 @@ def _as_served(
         place = (*prefix, "engine", "kv_eviction")
         if engine.kv_eviction is not None:
             model = with_eviction(model, engine.kv_eviction.num_tokens, engine.kv_eviction.recent_tokens)
+        model = with_pooling(model, engine)
     except SpecError as error:
         raise SpecError(f"{positions.where(place)}: {error}") from None
     return model
@@ -339,7 +345,7 @@ def _with_defaults(
     if engine.speculative_config is not None:
         engine = engine.model_copy(update={"speculative_config": engine.speculative_config.drafting_for(model)})
     try:
-        return with_defaults(engine, hardware, use, model.max_position_embeddings)
+        return with_defaults(engine, hardware, use, model.max_position_embeddings, pooling_defaults(model, engine))
     except ValueError as error:
         raise SpecError(f"{positions.where(('engine', 'max_num_seqs'))}: engine: {error}.") from None
 

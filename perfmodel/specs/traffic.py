@@ -124,6 +124,9 @@ class Lengths(VariantSpec):
         return sum(self.values) / len(self.values) if self.values else None
 
 
+ONE_TOKEN = Lengths(distribution="fixed", value=1)
+
+
 class Prefix(CheckedSpec):
     """Prompts that share their beginnings: `num_groups` prefixes of `shared_tokens`.
 
@@ -384,9 +387,8 @@ class Traffic(CheckedSpec):
 
     def _missing(self) -> Iterator[str]:
         """A sentence per missing field, and for runs that would be too long."""
-        missing = [name for name in ("input_tokens", "output_tokens") if getattr(self, name) is None]
-        if self.trace is None and missing:
-            yield f"needs {' and '.join(missing)}, or a trace"
+        if self.trace is None and self.input_tokens is None:
+            yield f"needs input_tokens{'' if self.output_tokens else ' and output_tokens'}, or a trace"
         if self.trace is None and self.arrivals.process == "trace":
             yield "arrivals.process is 'trace' but there is no `trace: {path, format}`"
         if self.trace is None and self.num_requests is None:

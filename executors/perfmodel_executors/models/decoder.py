@@ -141,6 +141,7 @@ class Decoder:
         return residual_TC, update_TC
 
     def next_tokens(self, batch: StepBatch, cache: KVCache) -> Tensor:
+        """The tokens that are chosen; of a vector the place of its largest element, which nobody reads."""
         return self.chooser.choose(self.forward(batch, cache), batch.draws_S)
 
     def step(self, batch: StepBatch, cache: KVCache) -> list[int]:
@@ -151,8 +152,11 @@ class Decoder:
         return list(self.next_tokens(batch, cache).tolist())
 
     def head(self, x_RC: Tensor) -> Tensor:
+        """Logits of the rows, [R, V], or of a model that returns vectors these, [R, C]."""
         model = self.model
         normed_RC = self.kernels.rms_norm(x_RC, self.weights.final_norm, model.norm_eps)
+        if model.pooling is not None:
+            return torch.nn.functional.normalize(normed_RC.float(), dim=-1)
         logits_RV = self.group.gather(apply_linear(self.kernels, normed_RC, self.weights.lm_head), model.vocab_size)
         if model.logit_scale != 1:
             logits_RV = logits_RV * model.logit_scale

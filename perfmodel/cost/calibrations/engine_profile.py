@@ -30,6 +30,8 @@ class ServerFit(Spec):
 
     in_s:                   HTTP, validation and hand-over to the engine, per request, in parallel
     in_per_prompt_token_s:  tokenisation, one request after another
+    in_serial_s:            of the same work, what a process does for one request after another; counted where answers
+                            come whole, so that nothing is known of it from streams
     out_s:                  detokenisation and hand-over of a token
     out_per_sequence_s:     streaming: a token leaves after those of the sequences sampled with it"""
 
@@ -37,6 +39,11 @@ class ServerFit(Spec):
     in_per_prompt_token_s: float = Field(default=0.0, ge=0, le=1e-4)
     out_s: float = Field(default=0.0, ge=0, le=0.1)
     out_per_sequence_s: float = Field(default=0.0, ge=0, le=1e-3)
+    in_serial_s: float = Field(default=0.0, ge=0, le=0.1)
+
+    def answering_whole(self, serial_s: float) -> "ServerFit":
+        """For answers that come whole, of which a process has `serial_s` of work for each."""
+        return self.model_copy(update={"in_s": max(self.in_s - serial_s, 0.0), "in_serial_s": serial_s})
 
     def times(self, factor: float) -> "ServerFit":
         return self.model_copy(update={name: factor * value for name, value in self})

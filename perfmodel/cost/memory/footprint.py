@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from perfmodel.models import architecture as arch
 from perfmodel.models.number_formats import bytes_per_weight, kv_element_bytes, kv_surplus
-from perfmodel.models.params import layer_parameters
+from perfmodel.models.params import classifier_parameters, layer_parameters
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.attention.prefill import SCORE_SUM_BYTES
 from perfmodel.ops.formats import linear_format, served_model
@@ -98,9 +98,11 @@ def weights(
         add("embedding", table + model.num_learned_positions * model.hidden_size)
     if is_last:
         add("norms", model.hidden_size * (2 if model.norm_bias else 1))
-        if not (model.tie_word_embeddings and has_table):
+        if model.pooling is not None:
+            add("lm_head", classifier_parameters(model))
+        elif not (model.tie_word_embeddings and has_table):
             add("lm_head", table)
-        if model.lm_head_bias:
+        if model.lm_head_bias and model.pooling is None:
             add("lm_head", shard.columns(model.vocab_size))
     distinct = stage[: model.num_distinct_layers]
     alike = Counter(map(id, distinct))  # a plan asks for thousands of memory plans
@@ -237,7 +239,7 @@ def activation_bytes(model: ModelSpec, shard: Sharding, engine: EngineSpec) -> f
     if not engine.inference_mode:
         inputs = sum(count * _inputs(layer, shard, hidden) for layer, count in model.layers)
         stays += tokens * size * inputs / shard.pp
-    per_logit = sampler_bytes_per_logit(engine, size)
+    per_logit = sampler_bytes_per_logit(engine, size) if model.pooling is None else 0.0
     return stays + max(in_layers, per_logit * engine.max_num_seqs * model.vocab_size)
 
 

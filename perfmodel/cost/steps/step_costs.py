@@ -108,6 +108,9 @@ def scenario_fits(
     if applied.host.replays_graphs and captured != applied.host.captured_tokens:
         host = applied.host.model_copy(update={"captured_tokens": captured})
         applied = applied.model_copy(update={"host": host})
+    if scenario.model.pooling is not None:
+        server = profile.server.answering_whole(engine.described.facts.api_server_request_s)
+        profile = profile.model_copy(update={"server": server})
     overheads = scenario.overheads
     if overheads == Overheads():
         return applied, profile

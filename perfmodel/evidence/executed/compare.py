@@ -115,7 +115,8 @@ class RunPrediction:
         """The executed run vs the simulation of its scenario, with the measured acceptance rate of drafts."""
         simulated = simulate(executed.scenario, keep_steps=True)
         metrics = _compare_runs(ExecutorComparison(simulated, executed, self._pairs))
-        means = {f"mean {name.upper()}": metrics[f"{key}_mean"][0] for key, name in _MEANS.items() if metrics[key]}
+        there = {key: name for key, name in _MEANS.items() if f"{key}_mean" in metrics}
+        means = {f"mean {name.upper()}": metrics[f"{key}_mean"][0] for key, name in there.items()}
         moved = executed.summary.get("kv_transfer")
         if moved:
             predicted = simulated.summary["kv_transfer"]["mean_ms"] / 1e3

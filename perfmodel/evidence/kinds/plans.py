@@ -189,6 +189,8 @@ def _features_of(case: RecordedCase) -> list[str]:
         "LoRA": config.get("enable_lora"),
         "images": any(request.images for request in case.requests),
         "KV offloading": config.get("kv_offload"),
+        "pooling": config.get("runner") == "pooling",
+        "encoder": config.get("kv_cache") == "off",
         "preemption": any(preempted for _, _, preempted in case.steps),
     }
     return [name for name, is_there in named.items() if is_there] or ["plain"]

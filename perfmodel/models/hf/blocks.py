@@ -75,6 +75,8 @@ def attention(
         rope=_rope_of(fields, head_dim, window is not None) if use_rope and family.position_offset is None else None,
         softmax_scale=softmax_scale,
         logit_cap=fields.optional_number("attn_logit_softcapping"),
+        is_causal=not (family.is_encoder or fields.flag("use_bidirectional_attention"))
+        and fields.flag("is_causal", True),
     )
 
 

@@ -17,7 +17,14 @@ from perfmodel.files.sandbox import read_json
 from perfmodel.models.architecture import Attention, FeedForward, LatentAttention, Layer, Mixer
 from perfmodel.models.executed import format_of_name
 from perfmodel.models.hf import blocks
-from perfmodel.models.hf.families import CLASS_DEFAULTS, Family, family_of, not_computed, refuse_unless_decoder
+from perfmodel.models.hf.families import (
+    CLASS_DEFAULTS,
+    Family,
+    family_of,
+    not_computed,
+    pooling_of,
+    refuse_unless_decoder,
+)
 from perfmodel.models.hf.fields import Fields, Json
 from perfmodel.models.hf.quantization import quantization_from_config
 from perfmodel.models.number_formats import format_of_dtype, with_quantization
@@ -69,18 +76,19 @@ def model_from_config(
     num_learned_positions = 0
     if family.position_offset is not None:
         num_learned_positions = fields.integer("max_position_embeddings") + family.position_offset
+        num_learned_positions += fields.integer("type_vocab_size", 0, minimum=0)  # BERT adds the row of a token's type
     embedding_scale = fields.number("embedding_multiplier", 1.0)  # Granite
     if family.scales_embedding:  # Gemma, whatever the file
         embedding_scale = math.sqrt(fields.integer("hidden_size"))
-    rope = fields.get("rope_parameters")
+    rope, (pooling, num_labels) = fields.get("rope_parameters"), pooling_of(fields)
     return ModelSpec(
         name=name,
         model_type=fields.model_type,
         hidden_size=fields.integer("hidden_size"),
         vocab_size=fields.integer("vocab_size"),
-        max_position_embeddings=fields.integer("max_position_embeddings", max_positions),
+        max_position_embeddings=fields.integer("max_position_embeddings", max_positions) - family.padding_positions,
         layers=layer_runs(layers),
-        tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied) or pooling is not None,  # without a head
         dtype=format_of_dtype(fields.text("dtype", "bfloat16")),
         quantization=quantization_from_config(fields, layers),
         norm_bias=family.norm_bias,
@@ -102,6 +110,8 @@ def model_from_config(
         not_computed=not_computed(fields),
         source=origin,
         vision=vision_encoder(fields.outer, fields.integer("hidden_size")),
+        pooling=about.pop("pooling", None) or pooling,
+        num_labels=num_labels,
         **about,
     )
 
@@ -209,6 +219,8 @@ def _kind(fields: Fields, family: Family, index: int, num_layers: int) -> str:
         return "full" if index % fields.integer("attn_layer_period") == offset else "mamba"
     if fields.has("attention_chunk_size"):
         return "chunked" if _uses_rope(fields, index, num_layers) else "full"
+    if fields.has("global_attn_every_n_layers"):  # ModernBERT
+        return "sliding" if index % fields.integer("global_attn_every_n_layers") else "full"
     return "sliding" if _is_sliding(fields, family, index) else "full"
 
 
@@ -245,8 +257,10 @@ def _mixer(fields: Fields, family: Family, kind: str, use_rope: bool) -> Mixer:
 
 
 def _span(fields: Fields, name: str) -> int | None:
-    """A window or chunk in tokens; one that holds the whole context limits nothing."""
-    span = fields.integer(name)
+    """A window or chunk in tokens; one that holds the whole context limits nothing. ModernBERT's is as wide on each
+    side of a token as half of `local_attention`."""
+    around = fields.optional("local_attention") if name == "sliding_window" else None
+    span = fields.integer(name) if around is None else 2 * (around // 2) + 1
     return span if span < fields.integer("max_position_embeddings", span + 1) else None
 
 

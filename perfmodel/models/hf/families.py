@@ -12,6 +12,7 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import DEFAULT_ROUTING, Routing
 from perfmodel.models.hf.fields import Fields
+from perfmodel.models.spec import Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,14 @@ class Family:
     sliding_window_pattern: int | None = None  # every n-th layer is full attention
     head_dim: int | None = None
     max_positions: int | None = None  # where the file need not say
+    is_encoder: bool = False  # tokens see both ways, and there is no language head
+    padding_positions: int = 0  # rows of the position table that no token has
 
 
 _BIASED = Family(qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=False, norm_bias=True)
 _GPT2 = replace(_BIASED, tied=True, position_offset=0)
+_BERT = replace(_GPT2, pre_norms=False, post_norms=True, is_encoder=True)
+_ROBERTA = replace(_BERT, padding_positions=2)
 _PHI = replace(_BIASED, parallel=True, shared_norm=True, lm_head_bias=True)
 _COHERE = Family(tied=True, parallel=True, shared_norm=True)
 _QKV_ONLY = Family(out_bias=False)
@@ -104,6 +109,9 @@ _FAMILIES: Mapping[str, Family] = {
     "nemotron_h": Family(gated_ffn=False, routing=_BALANCED),
     "llama4_text": Family(qk_norm_width="none"),
     "mamba": Family(tied=True),
+    "bert": _BERT,
+    **dict.fromkeys(("roberta", "xlm_roberta"), _ROBERTA),
+    "modernbert": Family(tied=True, gated_ffn=True, is_encoder=True),
 }
 
 # What a family's class reads from its file and we compute in one way alone: the values that give that way.
@@ -144,16 +152,11 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, int | str]] = {
     "mistral": _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072},
 }
 
-# What a model returns in place of text, by its class, and by a word of its repository's name.
-_POOLING = (
-    ("returns a score", re.compile(r"For(?:Sequence|Token)Classification$|RewardModel$")),
-    ("returns a vector", re.compile(r"(?<!LMHead)(?<!Chat)(?<!ChatGLM)Model$")),
-)
-_POOLING_NAMES = (
-    ("transcribes speech", re.compile(r"(?:^|[-_])whisper(?:[-_.]|$)")),
-    ("returns a score", re.compile(r"(?:^|[-_])(?:re-?rank\w*|cross-encoder)(?:[-_.]|$)")),
-    ("returns a vector", re.compile(r"(?:^|[-_])(?:embed\w*|bge|e5|gte|minilm|mpnet|colbert)(?:[-_.]|$)")),
-)
+# What a model returns in place of text, by its class: a vector, or scores of the whole prompt; others are refused.
+_VECTOR_CLASS = re.compile(r"(?<!LMHead)(?<!Chat)(?<!ChatGLM)Model$")
+_SCORE_CLASS = re.compile(r"ForSequenceClassification$")
+_OTHER_CLASS = re.compile(r"ForTokenClassification$|RewardModel$")
+_SPEECH_NAME = re.compile(r"(?:^|[-_])whisper(?:[-_.]|$)")
 _NO_DECODER = ("bert", "electra", "clip", "siglip", "vit", "whisper", "wav2vec", "hubert", "bart", "pegasus", "t5")
 
 
@@ -168,33 +171,42 @@ def not_computed(fields: Fields) -> tuple[str, ...]:
     return tuple(f"{name}={fields.get(name)}" for name, way in known if fields.get(name, way) != way)
 
 
-def refuse_unless_generative(name: str, *, is_class: bool = False) -> None:
-    """Raises SpecError for models that generate no text: of embeddings, scores, transcriptions.
+def pooling_of(fields: Fields) -> tuple[Pooling | None, int]:
+    """How the model that a file describes makes a vector of a prompt, and of how many scores; (None, 0) for text.
 
-    name: of a repository (`org/name`), or with `is_class` of the class that a config.json names"""
-    last = name.rpartition("/")[2]
-    patterns = _POOLING if is_class else _POOLING_NAMES
-    returned = next((what for what, pattern in patterns if pattern.search(last if is_class else last.lower())), None)
-    if returned is None:
-        return
-    way_out = " To estimate the time of its prompts, give a text model with the same layers and answers of one token."
-    raise SpecError(
-        f"{name} {returned}; only models that generate text are modelled.{way_out if 'returns' in returned else ''}"
-    )
+    The file does not say how: vLLM takes the first token of encoders and the last of decoders, as here. Without labels
+    there are two, as in transformers' PretrainedConfig."""
+    names = [str(name) for name in fields.items("architectures")]
+    is_encoder = family_of(fields).is_encoder
+    if not (is_encoder or any(_VECTOR_CLASS.search(name) or _SCORE_CLASS.search(name) for name in names)):
+        return None, 0
+    has_scores = any(map(_SCORE_CLASS.search, names))
+    num_labels = fields.integer("num_labels", len(fields.get("id2label") or ()) or 2) if has_scores else 0
+    return "cls" if is_encoder else "last", num_labels
+
+
+def refuse_speech(name: str) -> None:
+    """Raises SpecError for the name of a repository (`org/name`) whose model transcribes speech."""
+    if _SPEECH_NAME.search(name.rpartition("/")[2].lower()):
+        raise SpecError(f"{name} transcribes speech; only models of text are modelled.")
 
 
 def refuse_unless_decoder(fields: Fields) -> None:
-    """Raises SpecError for encoder-decoder, encoder-only and text-free models: they are served in another way."""
+    """Raises SpecError for encoder-decoder and text-free models, and for encoders and heads of other kinds."""
     kind, outer = fields.model_type, str(fields.outer.get("model_type") or "")
     is_pair = bool(fields.get("is_encoder_decoder")) or fields.has("encoder_layers", "num_decoder_layers")
     masked = any(str(a).endswith("ForMaskedLM") for a in fields.items("architectures"))
     is_known = any(kind.startswith(word) or outer.startswith(word) or "bert" in kind for word in _NO_DECODER)
     if is_pair:
         raise fields.error(f"{kind} is an encoder-decoder model; only decoder-only text models are modelled.")
-    if masked or is_known:
-        raise fields.error(f"{kind} is not a decoder-only text model; only those are modelled.")
-    for architecture in map(str, fields.items("architectures")):
-        refuse_unless_generative(architecture, is_class=True)
+    if (masked or is_known) and not family_of(fields).is_encoder:
+        known = ", ".join(name for name, family in _FAMILIES.items() if family.is_encoder)
+        raise fields.error(f"{kind} is neither a decoder-only text model nor an encoder that is modelled: {known}.")
+    for name in map(str, fields.items("architectures")):
+        if _OTHER_CLASS.search(name):
+            raise fields.error(
+                f"{name} returns scores of tokens; only text, vectors and scores of prompts are modelled."
+            )
     if not fields.has("vocab_size"):
         raise fields.error(
             "vocab_size is missing, so this is not a text model's config.json "

@@ -23,6 +23,8 @@ _NAMES = {
     "dtype": "dtype torch_dtype",
     "norm_eps": "rms_norm_eps layer_norm_epsilon layer_norm_eps norm_epsilon norm_eps",
     "rope_parameters": "rope_parameters rope_scaling",
+    "rope_theta": "rope_theta global_rope_theta",
+    "rope_local_base_freq": "rope_local_base_freq local_rope_theta",
     "num_experts": "num_experts num_local_experts n_routed_experts moe_num_experts",
     "num_experts_per_tok": "num_experts_per_tok num_experts_per_token experts_per_token moe_top_k moe_k moe_topk",
     "moe_intermediate_size": "moe_intermediate_size expert_ffn_hidden_size",

@@ -42,6 +42,7 @@ def attention_heads(mixer: Attention, context: LayerContext) -> Heads:
         fraction=sparsity.fraction or 1.0 if sparsity else 1.0,
         block=sparsity.block if sparsity else 1,
         flash_version=context.flash_version,
+        is_causal=mixer.is_causal,
     )
 
 
@@ -152,6 +153,7 @@ def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[Opera
         and span is None
         and context.is_flash
         and heads.is_plain
+        and heads.is_causal
         and heads.flash_version in (None, 3)
     ):
         mixed = partial(mixed_attention, heads=heads, spread=context.spread)

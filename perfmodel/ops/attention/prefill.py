@@ -38,6 +38,7 @@ class Heads:
     unpack_ops: float = 0.0  # vector operations per cached element of the oldest tokens
     flash_version: int | None = None  # generation of FlashAttention; None: the calibrated kernels'
     evicts_to: int | None = None  # tokens that eviction by accumulated scores leaves of a sequence
+    is_causal: bool = True  # else a query sees all of its prompt, or the window around it
 
     def cached_bytes(self, num_tokens: float, num_seqs: float) -> float:
         """Bytes of K and V of `num_tokens` cached tokens of `num_seqs` equally long sequences."""
@@ -116,21 +117,26 @@ def _problem(prefills: Sequence[tuple[int, int]], heads: Heads, *, has_block_per
     tokens = sum(t for t, _ in prefills)
     near = None if heads.keeps_all else heads.window
     blocks = len(prefills) if has_block_per_head else sum(ceil(t / _TILE) for t, _ in prefills)
+    if heads.is_causal:
+        pairs = heads.visible(sum(visible_pairs(t, p, heads.window, heads.chunk) for t, p in prefills), tokens)
+    else:
+        pairs = sum(pairs_around(t, heads.window) for t, _ in prefills)
     return PrefillSize(
         heads.problem,
         tuple(prefills),
         tokens,
         kv_tokens=sum(visible_keys(t, p, near, heads.chunk) for t, p in prefills),
-        pairs=heads.visible(sum(visible_pairs(t, p, heads.window, heads.chunk) for t, p in prefills), tokens),
+        pairs=pairs,
         thread_blocks=heads.num_heads * blocks,
         has_block_per_head=has_block_per_head,
+        is_causal=heads.is_causal,
     )
 
 
 def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads) -> Work:
     """Flash attention of `prefills`, (new tokens T, cached tokens P) each, in one kernel.
 
-        FLOPs = 2 (h_k + h_v) H sum(pairs)          pairs = visible query-key pairs, T P + T (T+1)/2 if causal
+        FLOPs = 2 (h_k + h_v) H sum(pairs)          pairs = visible query-key pairs, T P + T (T+1)/2 if causal, else T^2
         HBM   = b H (h_k + h_v) sum(T)              Q read and O written once
               + b_kv K (h_k + h_v) sum(keys)        each visible K and V once
         SRAM  = the same Q and O + b_kv H (h_k + h_v) x keys visited by every query tile of 128 rows
@@ -144,7 +150,10 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads) -> Work:
     problem = _problem(prefills, heads, has_block_per_head=heads.flash_version == 1)
     num_old = problem.kv_tokens - problem.tokens
     query_bytes = problem.tokens * heads.query_elements * heads.element_bytes
-    tile_kv = heads.fraction * sum(tile_pairs(t, p, heads.window, heads.chunk, _TILE) for t, p in prefills)
+    if heads.is_causal:
+        tile_kv = heads.fraction * sum(tile_pairs(t, p, heads.window, heads.chunk, _TILE) for t, p in prefills)
+    else:
+        tile_kv = sum(ceil(t / _TILE) * _TILE * ceil(min(t, _TILE + (heads.window or t)) / _TILE) for t, _ in prefills)
     if problem.has_block_per_head:
         visited = heads.num_heads * (heads.head_dim + 2 * heads.v_head_dim)
         query_bytes = max(query_bytes, tile_kv * visited * heads.element_bytes)
@@ -222,6 +231,13 @@ def visible_pairs(num_tokens: int, num_cached: int, window: int | None = None, c
 
     window, chunk: most keys per query, in tokens; None: all"""
     return _pairs_below(num_cached + num_tokens, window, chunk) - _pairs_below(num_cached, window, chunk)
+
+
+def pairs_around(num_tokens: int, window: int | None = None) -> int:
+    """Query-key pairs of a prompt of T = `num_tokens` whose tokens see both ways, k = (window - 1) / 2 or at most T - 1
+    of them on each side: T (2k + 1) - k (k + 1), which is T^2 without a window (None)."""
+    side = num_tokens - 1 if window is None else min((window - 1) // 2, num_tokens - 1)
+    return num_tokens * (2 * side + 1) - side * (side + 1)
 
 
 def visible_keys(num_tokens: int, num_cached: int, window: int | None = None, chunk: int | None = None) -> int:

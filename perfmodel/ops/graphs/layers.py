@@ -26,6 +26,7 @@ from perfmodel.ops.elementwise import embedding, residual_add, rms_norm, sample
 from perfmodel.ops.feedforward import dense_ffn_nodes, moe_nodes
 from perfmodel.ops.linear import gemm, linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_samples, on_tokens
+from perfmodel.ops.pooling import pooler_nodes
 from perfmodel.ops.recurrent import delta_net_nodes, linear_attention_nodes, mamba_nodes
 from perfmodel.ops.work import BatchShape, Depends, Work
 
@@ -128,6 +129,8 @@ def passing_on_nodes(context: LayerContext, stage: int | None = None) -> list[Op
 
 
 def head_nodes(context: LayerContext, method: str, bytes_per_logit: float | None) -> list[OperatorNode]:
+    if context.model.pooling is not None:
+        return [*_norm("final_norm", context, adds_residual=context.is_fused), *pooler_nodes(context)]
     vocab, bias = context.model.vocab_size, context.model.lm_head_bias
     columns = context.shard.columns(vocab)
     head = partial(gemm, "lm_head", n=columns, k=context.hidden, form=context.format("lm_head"), has_bias=bias)

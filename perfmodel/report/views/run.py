@@ -117,7 +117,10 @@ def _tiles(result: RunResult) -> Tiles:
         tiles.append(Tile(f"mean {LATENCIES[name][0]}", _short(summary.get(f"mean_{name}_ms")), "ms", aside))
     goodput, requests = summary.get("request_goodput"), summary.get("request_throughput")
     within = f"{goodput / requests:.1%} within the SLO" if goodput is not None and requests else ""
-    tiles.append(Tile("output", _short(summary.get("output_throughput")), "tok/s"))
+    if (output := summary.get("output_throughput")) is not None:
+        tiles.append(Tile("output", _short(output), "tok/s"))
+    else:
+        tiles.append(Tile("input", _short(summary.get("total_token_throughput")), "tok/s"))
     tiles.append(Tile("requests", _short(requests), "per s", Span(within)))
     cost = summary.get("usd_per_million_output_tokens")
     if cost is not None:
@@ -379,6 +382,11 @@ _LINES = {  # of a run: what stands on one line -> metrics and what they read as
     },
 }
 
+_OF_INPUT: Mapping[str, Mapping[str, str]] = {  # of a run without output tokens
+    "Throughput": {"total_token_throughput": "{} input tok/s", "total_token_throughput_per_gpu": "{} a device"},
+    "Cost": {"usd_per_million_tokens": "{} USD per million input tokens"},
+}
+
 
 def run_brief(result: RunResult, comparison: "RunComparison | None" = None) -> Document:
     """A run in some thirty lines; `run_view` has all of it. comparison: with the prediction of an executed run"""
@@ -413,11 +421,14 @@ def _served(result: RunResult) -> str:
 
 
 def _figures(name: str, texts: Mapping[str, str], summary: Mapping[str, Any]) -> str:
-    """The figures of a line; nothing without any."""
+    """The figures of a line; nothing without any. A run without output tokens has those of its input instead."""
+    if summary.get("output_throughput") is None:
+        texts = {**_OF_INPUT.get(name, {}), **texts, **_OF_INPUT.get(name, {})}
     shown = {key: text for key, text in texts.items() if summary.get(key) is not None}
     parts = [text.format(format_in(summary, metric_of(key))) for key, text in shown.items()]
-    if name == "Energy" and parts and summary.get("energy_split_j"):  # modelled, not read from a sensor
-        power, joules = load_power_fit().residuals, summary["joules_per_output_token"] or 0.0
+    joules = summary.get("joules_per_output_token")
+    if name == "Energy" and joules and summary.get("energy_split_j"):  # modelled, not read from a sensor
+        power = load_power_fit().residuals
         low, high = (format_number(joules * exp(end)) for end in (power.p10, power.p90))
         parts.append(f"80 % interval {low} to {high}; devices alone; `site` adds hosts and cooling")
     return f"{name}: {', '.join(parts)}." if parts else ""

@@ -23,7 +23,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perfmodel.errors import PerfmodelError
 from perfmodel.listening import Listening, serve_apps
 from perfmodel.serve.emulator import Emulator, ReplicaDownError
-from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, DetokenizeBody, ScoringBody, TokenizeBody
+from perfmodel.serve.http.bodies import (
+    BatchBody,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    ScoringBody,
+    TokenizeBody,
+)
 from perfmodel.serve.http.generation import Call, Generation
 from perfmodel.serve.http.other_apis import CountBody, MessagesBody, ResponsesBody, no_response
 from perfmodel.serve.http.reading import Guard, HttpError, content_length, error_body, read_json, send_error
@@ -213,6 +221,7 @@ PATHS = (
     PathRow("/v1/messages", _POST, "message", "The next message, by Anthropic's API.", MessagesBody, is_streamed=True),
     PathRow("/v1/messages/count_tokens", _POST, "count_tokens", "How many tokens messages have.", CountBody),
     PathRow("/v1/models", _GET, "models", "The models that can be asked for."),
+    PathRow("/v1/embeddings", _POST, "embed", "A vector of each prompt; 404 of a model of text.", EmbeddingBody),
     PathRow("/generative_scoring", _POST, "score", "How likely a label is after each item.", ScoringBody),
     PathRow("/invocations", _POST, "invoke", "A chat or a completion, of whatever model.", is_streamed=True),
     PathRow("/tokenize", _POST, "tokenize", "Token ids of a text or a conversation.", TokenizeBody),

@@ -451,3 +451,29 @@ class ScoringBody(GenerationBody):
     def wanted(self) -> GenerationLimits:
         """As of a `GenerationBody`: one token of each."""
         return GenerationLimits(max_tokens=1, ignore_eos=True)
+
+
+class EmbeddingBody(GenerationBody):
+    """/v1/embeddings: one prompt or several, as texts or as token ids."""
+
+    input: str | TokenIdList | TextList | Annotated[list[TokenIdList], Field(fail_fast=True)] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "EmbeddingBody":
+        is_none = not self.prompts or not all(self.prompts)
+        _refuse(
+            (is_none, "input: got none, or an empty one; give at least a token", "input"),
+            (self.dimensions is not None, "dimensions: not modelled here; leave it out", "dimensions"),
+        )
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """Each prompt by itself."""
+        return CompletionBody.model_construct(prompt=self.input).prompts
+
+    def wanted(self) -> GenerationLimits:
+        """As of a `GenerationBody`: what is returned of each counts as one token."""
+        return GenerationLimits(max_tokens=1, ignore_eos=True)

@@ -16,11 +16,26 @@ from perfmodel.errors import WorkloadError
 from perfmodel.listening import ARRIVED
 from perfmodel.serve import tokens
 from perfmodel.serve.emulator import Emulator, Order, RequestParams, beyond_context
-from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody, ScoringBody
+from perfmodel.serve.http.bodies import (
+    BatchBody,
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    GenerationBody,
+    ScoringBody,
+)
 from perfmodel.serve.http.other_apis import CountBody, MessagesBody, MessagesShape, ResponsesBody, ResponsesShape
 from perfmodel.serve.http.reading import Body, HttpError, checked, in_style, not_a_model, read_any, read_json
 from perfmodel.serve.http.reply import BreakingOutlet, CachedCounts, FaultDraws, HttpReply, Outlet
-from perfmodel.serve.http.shapes import AnswerSet, AnswerShape, AskedAnswer, ChatShape, CompletionShape, ScoringShape
+from perfmodel.serve.http.shapes import (
+    AnswerSet,
+    AnswerShape,
+    AskedAnswer,
+    ChatShape,
+    CompletionShape,
+    EmbeddingShape,
+    ScoringShape,
+)
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import ByteTokens, ChatMessage, FileTokens, TokenIds
 from perfmodel.sim.traffic.distributions import hashed
@@ -128,6 +143,13 @@ class Generation:
         prompts = [np.concatenate([self._ids(part) for part in parts]) for parts in body.parts]
         await self._answer(body, prompts, model, ScoringShape, call)
 
+    async def embed(self, call: Call) -> None:
+        """/v1/embeddings: each prompt gets a vector when its last step is over"""
+        body = (await self._read(call, EmbeddingBody)).model_copy(update={"stream": False})
+        size = self._emulator.scenario.model.hidden_size
+        prompts = [self._ids(prompt) for prompt in body.prompts]
+        await self._answer(body, prompts, self._model(body.model), partial(EmbeddingShape, size), call)
+
     def _model(self, name: str | None) -> str:
         """`name`, or the first if none is given. Raises HttpError for one that there is not."""
         if name and name not in self._names and name not in self._settings.lora_names:
@@ -162,6 +184,9 @@ class Generation:
         self, body: _Generated, prompts: list[TokenIds], model: str, shape_of: _ShapeOf[_Generated], call: Call
     ) -> None:
         """Answer `prompts`, in the shape that `shape_of` makes of the request and its answers."""
+        served = self._emulator.scenario.model
+        if (served.pooling is not None) != isinstance(body, EmbeddingBody) or served.num_labels:  # no such path there
+            raise HttpError(404, "Not Found", style="detail")
         limit, num_answers = self._settings.max_answers, len(prompts) * body.n
         if num_answers > limit:
             text = f"n: got {num_answers} answers (prompts times n); expected at most {limit}"

@@ -4,15 +4,18 @@ Logprobs of made-up answers are of the right shape, fall with the rank, and are 
 """
 
 import json
+from base64 import b64encode
 from collections.abc import Sequence
 from itertools import accumulate, islice
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.serve.emulator import Order
-from perfmodel.serve.http.bodies import BatchBody, ChatBody, GenerationBody, ScoringBody
+from perfmodel.serve.http.bodies import BatchBody, ChatBody, EmbeddingBody, GenerationBody, ScoringBody
 from perfmodel.serve.http.reading import ErrorStyle
 from perfmodel.serve.tokens import TokenIds, Vocabulary, WrittenAnswer
 from perfmodel.sim.traffic.distributions import hashed, uniform_draws
@@ -419,3 +422,29 @@ class ScoringShape(AnswerShape):
         rows = [{"index": i, "object": "score", "score": float(score)} for i, score in enumerate(self._scores)]
         counts = {**usage.as_json(), "prompt_tokens_details": None, "completion_tokens_details": None}
         return compact({**self._head, "object": "list", "data": rows, "usage": counts})
+
+
+class EmbeddingShape(AnswerShape):
+    """Vectors of `size` numbers, drawn from their prompts; there is no stream of them."""
+
+    def __init__(self, size: int, body: EmbeddingBody, answers: AnswerSet) -> None:
+        self._head, self._is_packed = answers.head("embd"), body.encoding_format == "base64"
+        drawn = []
+        for one in answers.asked:
+            ids = one.order.params.token_ids
+            assert ids is not None
+            seed = crc32(ids[: one.order.num_prompt_tokens].tobytes())
+            drawn.append(np.random.default_rng(seed).standard_normal(size))
+        self._vectors = [(vector / np.linalg.norm(vector)).astype("<f4") for vector in drawn]
+
+    def whole(self, usage: TokenCounts) -> bytes:
+        rows = [
+            {"index": i, "object": "embedding", "embedding": self._written(vector)}
+            for i, vector in enumerate(self._vectors)
+        ]
+        count = usage.num_prompt_tokens
+        counts = {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0, "prompt_tokens_details": None}
+        return compact({**self._head, "object": "list", "data": rows, "usage": counts})
+
+    def _written(self, vector: NDArray[np.float32]) -> str | list[float]:
+        return b64encode(vector.tobytes()).decode() if self._is_packed else vector.tolist()

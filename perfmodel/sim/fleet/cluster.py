@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import gcd
+from math import ceil, gcd
 from typing import TYPE_CHECKING, Protocol
 
 from perfmodel.cost import Calibration, EngineProfile, ServerFit, SpeculativeCostModel, StepCostModel
@@ -147,7 +147,9 @@ class Cluster:
 
             config = replace(config, defers_frees=own.engine.defers_frees, estimates=None)
             self.tiers = self.tiers or ClusterTiers(env, 1 / self._one_of)
-        layout = cache_layout(own)
+        layout, count = cache_layout(own), own.engine.api_server_count
+        # Of a replica's ranks together where their number is given, else one of each rank (vLLM).
+        shared = [FrontEnd(server, ceil(count * together / num_ranks)) for _ in locksteps[::together]] if count else []
 
         def engine(index: int, lockstep: Lockstep) -> EngineRank:
             tiers: EngineTiers | None = None
@@ -159,7 +161,8 @@ class Cluster:
             elif tier is not None:
                 host = tier.blocks(has_tensors=executed is not None)
             loop = build_serve_loop(own, memory.num_kv_blocks, host=host, config=config, layout=layout)
-            rank = EngineRank(lockstep, index, loop, on_finished, on_step, FrontEnd(server))
+            front = shared[(index - first) // together] if shared else FrontEnd(server)
+            rank = EngineRank(lockstep, index, loop, on_finished, on_step, front)
             if tiers is not None:
                 tiers.serve(rank)
             return rank
@@ -194,7 +197,8 @@ class Cluster:
         server = ServerFit()
         if self._executed is None:
             server = _drawn_server(profile, self._draw(calibration, profile, is_disaggregated=True))
-        joined = disaggregated_server(self._env, self.scenario, own, on_finished, FrontEnd(server), self.transfers)
+        front = FrontEnd(server, own[0].scenario.engine.api_server_count or 1)
+        joined = disaggregated_server(self._env, self.scenario, own, on_finished, front, self.transfers)
         self._server_of.update((engine.index, joined) for pool in own for engine in pool.engines)
         return Deployed(deployment, pools, None, joined)
 

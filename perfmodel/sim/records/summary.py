@@ -252,7 +252,7 @@ def costs(
     return {
         "gpu_hours": device_s / 3600,
         "mean_num_devices": ratio(device_s, duration),
-        "output_throughput_per_gpu": ratio(outputs, device_s),
+        "output_throughput_per_gpu": ratio(outputs, device_s) if outputs else None,
         "total_token_throughput_per_gpu": ratio(inputs + outputs, device_s),
         "usd_total": usd,
         "usd_per_million_tokens": per_million(usd, inputs + outputs),
@@ -329,7 +329,8 @@ def summarize(
     totals: seconds, energy and cost of devices; calibration: origin of the step times; ensemble: for intervals"""
     requests, gaps, num_lost = collector.requests(), collector.gaps, len(collector.lost)
     duration = collector.end_tick / 1e12
-    inputs, outputs = int(requests.num_prompt_tokens.sum()), int(requests.num_output_tokens.sum())
+    gives_text = scenario.model.pooling is None  # what else is returned counts as one token of a request, as no output
+    inputs, outputs = int(requests.num_prompt_tokens.sum()), int(requests.num_output_tokens.sum()) if gives_text else 0
     classes = _class_summaries(scenario, collector) if scenario.traffic.classes else []
     summary: dict[str, Any] = {
         "duration": duration,
@@ -342,7 +343,7 @@ def summarize(
         "total_output_tokens": outputs,
         "request_throughput": ratio(len(requests), duration),
         **_goodput(scenario, requests, classes, duration, num_lost),
-        "output_throughput": ratio(outputs, duration),
+        "output_throughput": ratio(outputs, duration) if gives_text else None,
         "total_token_throughput": ratio(inputs + outputs, duration),
     }
     summary |= latencies("ttft", requests.ttft_s) | latencies("tpot", requests.tpot_s)

@@ -3,6 +3,7 @@
 A `Lockstep` drives its steps, alone or with the other ranks of a data-parallel group."""
 
 from collections.abc import Callable, Sequence
+from heapq import heapreplace
 
 from perfmodel.cost.calibrations.engine_profile import ServerFit
 from perfmodel.engine import Request, RequestStatus, ServeLoop, StepPlan, StepRecord
@@ -11,19 +12,23 @@ from perfmodel.sim.replica.lockstep import Lockstep
 
 
 class FrontEnd:
-    """HTTP, tokenisation and streaming in front of one engine: latency outside of steps."""
+    """HTTP, tokenisation and streaming in front of an engine: latency outside of steps.
 
-    def __init__(self, server: ServerFit) -> None:
+    num_processes: that share the requests; each works on one after another, the next one on the first that is free"""
+
+    def __init__(self, server: ServerFit, num_processes: int = 1) -> None:
         self._in = to_ticks(server.in_s)
+        self._in_serial = to_ticks(server.in_serial_s)
         self._in_per_token = to_ticks(server.in_per_prompt_token_s)
         self._out = to_ticks(server.out_s)
         self._out_per_sequence = to_ticks(server.out_per_sequence_s)
-        self._tokenizer_free_at = 0
+        self._free_at = [0] * num_processes  # a heap
 
     def delay(self, request: Request, now: int) -> int:
-        """Ticks until the engine has a request that arrives `now`; requests are tokenised one at a time."""
-        self._tokenizer_free_at = max(self._tokenizer_free_at, now) + self._in_per_token * request.num_prompt_tokens
-        return self._tokenizer_free_at - now + self._in
+        """Ticks until the engine has a request that arrives `now`."""
+        done_at = max(self._free_at[0], now) + self._in_serial + self._in_per_token * request.num_prompt_tokens
+        heapreplace(self._free_at, done_at)
+        return done_at - now + self._in
 
     def pass_in(self, env: TickEnvironment, request: Request, enter: Callable[[Request], None]) -> None:
         """Call `enter` once the engine has a `request` that arrives now."""
@@ -35,7 +40,7 @@ class FrontEnd:
 
     def delay_out(self, batch: int) -> int:
         """Ticks from the end of a step that sampled for `batch` sequences until clients have the tokens."""
-        return self._out + self._out_per_sequence * batch
+        return self._out + self._out_per_sequence * -(-batch // len(self._free_at))
 
     def deliver(self, request: Request) -> None:
         """Shift a finished request's times from sampling to delivery."""

@@ -154,7 +154,9 @@ class Workload:
             self.num_requests = (traffic.num_requests or 0) * rollouts.iterations
         self._classes = distributions.class_shares(scenario) if traffic.classes else None
         self._ratio = scenario.prompt_compression.ratio if scenario.prompt_compression is not None else None
-        self._longest_prompt = int((self.max_model_len - 1) / (self._ratio or 1.0))
+        self._gives_text = scenario.model.pooling is None
+        self._most_prompt = self.max_model_len - self._gives_text
+        self._longest_prompt = int(self._most_prompt / (self._ratio or 1.0))
         self._images = ImagePlan(scenario) if traffic.images is not None else None
         if self._images is not None:
             self._longest_prompt = max(self._longest_prompt - self._images.max_tokens, 1)
@@ -206,14 +208,15 @@ class Workload:
         if self.refuses(draft) and self.traffic.trace is None:
             raise WorkloadError(
                 f"request {number} has a prompt of {draft.num_prompt_tokens} tokens, but max_model_len={limit} leaves "
-                f"room for at most {limit - 1} and one output token; raise engine.max_model_len or shorten the prompt"
+                f"room for at most {self._most_prompt}{' and one output token' if self._gives_text else ''}; raise "
+                f"engine.max_model_len or shorten the prompt"
             )
         # As in vLLM, an answer ends where the context is full.
-        outputs = max(min(draft.num_output_tokens, limit - draft.num_prompt_tokens), 1)
+        outputs = max(min(draft.num_output_tokens, limit - draft.num_prompt_tokens), 1) if self._gives_text else 1
         self.num_drawn += 1
         if self.refuses(draft):
             self.num_refused += 1
-        elif outputs < draft.num_output_tokens:
+        elif outputs < draft.num_output_tokens and self._gives_text:
             self.num_cut += 1
         length = draft.num_source_tokens or draft.num_prompt_tokens
         self.num_clipped += self._is_clipped and length >= self._longest_prompt
@@ -234,7 +237,7 @@ class Workload:
 
     def refuses(self, request: Request | RequestDraft) -> bool:
         """Whether the prompt leaves no room for an answer."""
-        return request.num_prompt_tokens >= self.max_model_len
+        return request.num_prompt_tokens > self._most_prompt
 
     def _streams(self, count: int = 5) -> list[np.random.Generator]:
         return [np.random.default_rng(child) for child in np.random.SeedSequence(self.seed).spawn(count)]

@@ -166,10 +166,11 @@ class BatchingRules(Spec):
     estimates:         how those that run count when another request is to be admitted; none: by the blocks they hold
     sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
                        share of it is in each micro-batch (even_share), or as many are in each stage (each)
-    slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks
     serves_adapters:   requests name LoRA adapters, of which a step has at most `max_loras`, by kernels for all of them
                        (grouped) or one by one
-    encodes_in_steps:  images are encoded in the steps that need them, within a budget (`EncoderCache`)"""
+    encodes_in_steps:  images are encoded in the steps that need them, within a budget (`EncoderCache`)
+    pools_synchronously: no step is planned ahead by default where requests end with their prompts
+    slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks"""
 
     prefill_exclusive: bool = False  # prompts or decodes, prompts first; else both together
     reserves_output: bool = False
@@ -192,6 +193,7 @@ class BatchingRules(Spec):
     slots: SlotRules | None = None
     serves_adapters: Literal["no", "grouped", "one_by_one"] = "no"
     encodes_in_steps: bool = False
+    pools_synchronously: bool = False
 
 
 class BufferRules(Spec):
@@ -350,6 +352,9 @@ class EngineFacts(Spec):
     backends: dict[Backend, BackendFacts] = Field(default_factory=dict)
     pieces_under_way: NonNegativeInt = 0
     offloads_from_tokens: NonNegativeInt = 0
+    api_server_request_s: float = Field(
+        default=0.0, ge=0
+    )  # CPU time of its server's process for an answer that comes whole
     released: datetime.date | None = None  # when the version came out
     unconfirmed: tuple[str, ...] = ()
 

@@ -10,6 +10,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.architectures import find_architecture
 from perfmodel.specs.engine.description import EngineDefaults, EngineFacts, StepBudget, Use, backend_of
 from perfmodel.specs.engine.formats import refuse_formats
+from perfmodel.specs.engine.pooling import pooling_refusals
 from perfmodel.specs.engine.spec import EngineSpec, LoraModule
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -19,14 +20,21 @@ VERSIONED_DEFAULTS = (*_ON_EVERY_DEVICE, *_OF_A_STEP)
 
 
 def with_defaults(
-    engine: EngineSpec, hardware: HardwareSpec, use: Use = "server", max_model_len: int | None = None
+    engine: EngineSpec,
+    hardware: HardwareSpec,
+    use: Use = "server",
+    max_model_len: int | None = None,
+    of_model: Mapping[str, Any] | None = None,
 ) -> EngineSpec:
     """`engine` with defaults for `hardware` and `use` filled in; `model_fields_set` keeps the given ones.
 
-    max_model_len: the model's limit in tokens, if `engine` has none. Raises ValueError where the given arguments leave
-    no valid defaults."""
+    max_model_len: the model's limit in tokens, if `engine` has none; of_model: defaults that its kind brings. Raises
+    ValueError where the given arguments leave no valid defaults."""
     longest = engine.max_model_len or max_model_len
-    defaults = _defaults(engine, hardware, use, longest or 0)
+    own = {name: value for name, value in (of_model or {}).items() if name not in engine.model_fields_set}
+    if own:
+        engine = EngineSpec.model_construct(_fields_set=set(engine.model_fields_set), **{**dict(engine), **own})
+    defaults = _defaults(engine, hardware, use, longest or 0) | own
     update = {name: value for name, value in defaults.items() if name not in engine.model_fields_set}
     merged = {**dict(engine), **update, "max_model_len": longest}
     if engine.batching == "continuous" and merged["max_num_batched_tokens"] < merged["max_num_seqs"]:
@@ -199,6 +207,7 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
         )
         yield "tensor_parallel_size", "attention heads do not divide by tensor_parallel_size", sentence
     yield from _stripe_refusals(model, engine)
+    yield from pooling_refusals(model, engine)
     if pp > model.num_layers:
         sentence = f"got {pp} stages, and {model.name} has {model.num_layers} layers; expected 1 to {model.num_layers}"
         yield "pipeline_parallel_size", "more pipeline stages than layers", sentence

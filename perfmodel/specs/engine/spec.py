@@ -54,6 +54,12 @@ class EplbConfig(Spec):
     num_redundant_experts: NonNegativeInt = 0
 
 
+class PoolerConfig(Spec):
+    """vLLM's: which states of a prompt make its vector, instead of those that the model's repository says."""
+
+    pooling_type: Literal["LAST", "CLS", "MEAN"]
+
+
 def _about_flag(key: str) -> str:
     """Effect of a server flag; empty for none. Imported late: commands are described in terms of engines."""
     from perfmodel.specs.commands.description import about_flag
@@ -164,6 +170,13 @@ class EngineSpec(VariantSpec):
     lora_target_modules: tuple[LoraModule, ...] | None = None  # that have adapters; None: all, with embedding and head
     disable_chunked_mm_input: bool = False  # no chunk of a prompt ends within an image
     mm_encoder_tp_mode: Literal["weights", "data"] = "weights"  # that ranks share out: the encoder's, or whole images
+    # What the engine returns: text, or of each prompt a vector or scores; auto: what the model is for
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    convert: Literal["auto", "embed", "classify"] = "auto"  # of a model under `runner: pooling`: to a vector, or scores
+    pooler_config: PoolerConfig | None = None
+    # Processes of the front end of a replica, each of which tokenises and answers one request after another; None: one
+    # for each data-parallel rank
+    api_server_count: PositiveInt | None = None
 
     @property
     def num_host_adapters(self) -> int:

@@ -188,6 +188,18 @@ def cuts_whole_prompts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plans, "engine_scheduler_config", cutting)
 
 
+def generates_after_the_prompt(patch: pytest.MonkeyPatch) -> None:
+    requests = plans._requests_of
+
+    def longer(case, spec):
+        result = requests(case, spec)
+        for request in result.values():
+            request.max_output_tokens += 1
+        return result
+
+    patch.setattr(plans, "_requests_of", longer)
+
+
 def starts_with_the_first_slot(patch: pytest.MonkeyPatch) -> None:
     choose = SlottedRequests._choose
 
@@ -557,6 +569,7 @@ WRONG_RULES = {
             keeps_images_to_the_end,
         ),
     ),
+    "vllm_0.30.0_pooling": ((120, 1), (cuts_whole_prompts, generates_after_the_prompt)),
     "sglang_0.5.23": (
         (1080, 1),
         (

@@ -119,8 +119,8 @@ def test_a_wrong_value_is_one_sentence(changes: dict[str, Any], message: str) ->
     "config",
     [
         {"model_type": "t5", "is_encoder_decoder": True, "d_model": 512, "vocab_size": 32128, "num_layers": 6},
-        {"model_type": "bert", "hidden_size": 768, "vocab_size": 30522, "num_hidden_layers": 12},
-        {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], "vocab_size": 50265},
+        {"model_type": "distilbert", "dim": 768, "vocab_size": 30522, "n_layers": 6},
+        {"model_type": "electra", "architectures": ["ElectraForMaskedLM"], "vocab_size": 30522},
         {"model_type": "clip", "text_config": {"model_type": "clip_text_model", "vocab_size": 49408}},
         {"model_type": "dinov2", "hidden_size": 768, "num_hidden_layers": 12, "patch_size": 14},
         {"model_type": "whisper", "is_encoder_decoder": True, "vocab_size": 51865},

@@ -76,7 +76,7 @@ class PrefillSizes(NamedTuple):
 
     tokens, cached: T and P per prompt; count: of equal prompts
     io_bytes:       Q and O per new token; kv_bytes: K and V per visible token
-    is_causal:      a token sees those before it; else all of its prompt"""
+    is_causal:      a token sees those before it; else all of its prompt, or the window around it"""
 
     heads: HeadShape
     tokens: Values
@@ -105,8 +105,8 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
     kernel, prompts = fit.kernel, _sizes(work, problem)
     plain = _together([_plain(sizes, kernel, SCALARS) for sizes in prompts])
     packed = None
-    is_single = kernel.packs == "single" and all(sizes.tokens == 1 for sizes in prompts)
-    if problem.is_causal and (kernel.packs == "worthwhile" or is_single):
+    can_pack = kernel.packs == "worthwhile" or (kernel.packs == "single" and all(size.tokens == 1 for size in prompts))
+    if problem.is_causal and can_pack:
         packed = _together([_packed(sizes, kernel, SCALARS) for sizes in prompts])
     first = prompts[0]
     if problem.has_block_per_head:
@@ -163,6 +163,8 @@ def _memory(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, xp: 
 def _plain(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
     if not sizes.is_causal:
         tiles, end = xp.ceil(sizes.tokens / kernel.rows), xp.ceil(sizes.tokens / kernel.keys) * kernel.keys
+        span = xp.ceil((kernel.rows + sizes.heads.window) / kernel.keys) * kernel.keys
+        end = xp.where(sizes.heads.window > 0, xp.minimum(span, end), end)
         blocks = sizes.count * sizes.heads.num_heads * tiles
         return blocks * end, blocks, end
     per_head, tiles, longest = prompt_tiles(sizes.tokens, sizes.cached, sizes.heads.window, kernel, kernel.rows, xp)
