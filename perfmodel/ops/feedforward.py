@@ -22,7 +22,7 @@ from perfmodel.ops.elementwise import activation, elementwise, gate
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm, linear_nodes
 from perfmodel.ops.messages import Exchange, distinct_ranks
-from perfmodel.ops.node import LayerContext, OperatorNode, on_group, on_tokens
+from perfmodel.ops.node import LayerContext, OperatorNode, on_group, on_rows, on_tokens
 from perfmodel.ops.problem_sizes import ExpertsSize
 from perfmodel.ops.routing import ExpertLoad
 from perfmodel.ops.work import Work
@@ -184,9 +184,15 @@ def _dispatch_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
 def _exchange_node(ffn: MoEFFN, context: LayerContext, kernel: str, element_bytes: float) -> OperatorNode:
     """Dispatch or combine; a device handles a tp-th of its rank's tokens."""
     shard, name, width = context.shard, f"moe_{kernel}", ffn.latent_size or context.hidden
-    group, route, copy = shard.group("expert"), shard.route, width * element_bytes / shard.tp
-    sent = distinct_ranks(ffn, shard.ep) * width * element_bytes / shard.tp
-    return on_tokens(name, lambda n: all_to_all(n * sent, group, name, kernel, Exchange(ffn, n * copy, route)))
+    group, copy = shard.group("expert"), width * element_bytes / shard.tp
+    sent = distinct_ranks(ffn, shard.ep) * copy
+
+    def exchange(n: int, has_prompts: bool) -> Work:
+        return all_to_all(n * sent, group, name, kernel, Exchange(ffn, n * copy, shard.route_of(has_prompts)))
+
+    if shard.route == "auto":
+        return on_rows(name, lambda n, num_decodes: exchange(n, n > num_decodes))
+    return on_tokens(name, lambda n: exchange(n, True))
 
 
 def _combine_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:

@@ -35,6 +35,7 @@ from perfmodel.cost.steps.cost_model import GraphCostModel, StepCostModel
 from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate, bound_share, explain, summed
 from perfmodel.cost.steps.host import Host, step_seconds, step_ticks
+from perfmodel.cost.steps.overlap import OverlapCostModel
 from perfmodel.cost.steps.tables import StepTables, Usage, to_ps
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape
@@ -156,12 +157,16 @@ class StagedCostModel:
 
 
 def step_cost_model(tables: StepTables, draw: Draw | None = None) -> StepCostModel:
-    """The cost model of `tables`, in one stage or several."""
+    """The cost model of `tables`, in one stage or several, or in two halves."""
+    if tables.graph.overlap_from is not None:
+        return OverlapCostModel(tables, draw)
     return StagedCostModel(tables, draw) if tables.stages else GraphCostModel(tables, draw)
 
 
 def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
-    """The estimate of a step of `shape` on `timer`'s device, in one stage or several."""
+    """The estimate of a step of `shape` on `timer`'s device, in one stage or several, or in two halves."""
+    if graph.overlap_from is not None:
+        return OverlapCostModel(StepTables(graph, timer)).explain(shape)
     return _explain_round(graph, timer, shape) if graph.stages else explain(graph, timer, shape)
 
 

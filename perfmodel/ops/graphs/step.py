@@ -46,6 +46,7 @@ class StepGraph:
     mixed: (node, nodes it replaces): one kernel for prompts and decodes, if the calibration has one
     experts_are_one_operator: routed experts are launched like any other operator
     stages: one graph per pipeline stage; empty for a single stage
+    overlap_from: tokens of steps without and with prompts from which two halves overlap; None: none do
     stage_layers, stage_kind: a stage's layers, and the first stage that differs in message targets only"""
 
     model: ModelSpec
@@ -59,6 +60,7 @@ class StepGraph:
     stage_layers: range | None = None
     stage_kind: int = 0
     experts_are_one_operator: bool = False
+    overlap_from: tuple[int, int] | None = None
 
     @cached_property
     def num_layers(self) -> int:
@@ -148,6 +150,7 @@ def build_graph(
             engine.plans_ahead,
             is_plain,
             experts_are_one_operator=experts is not None and experts.one_operator,
+            overlap_from=engine.overlap_from,
         )
 
     if part is not None or num_stages == 1:

@@ -192,6 +192,7 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
         )
         yield "tensor_parallel_size", "attention heads do not divide by tensor_parallel_size", sentence
     yield from _stripe_refusals(model, engine)
+    yield from _overlap_refusals(model, engine)
     if pp > model.num_layers:
         sentence = f"got {pp} stages, and {model.name} has {model.num_layers} layers; expected 1 to {model.num_layers}"
         yield "pipeline_parallel_size", "more pipeline stages than layers", sentence
@@ -240,6 +241,35 @@ def _stripe_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str
     if is_limited or model.has_states:
         sentence = f"got {size}, which is modelled where all layers attend to all keys, and some of {model.name} do not"
         yield field, "decode context parallelism beside other layers", sentence
+
+
+def _overlap_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
+    """(field, reason, sentence) for exchanges that two halves of a step cannot take in turns."""
+    by_rows = engine.all2all_backend == "deepep_auto"
+    if by_rows and engine.speculative_config is not None:
+        sentence = "got deepep_auto with engine.speculative_config, whose steps verify several tokens; name one mode"
+        yield "all2all_backend", "kernels by kind of step beside drafts", sentence
+    if not engine.enable_dbo:
+        return
+    field, backend = "enable_dbo", engine.all2all_backend or ""
+    if not backend.startswith("deepep") or engine.data_parallel_size == 1 or not engine.enable_expert_parallel:
+        sentence = (
+            "got true, and there are no DeepEP messages to hide under work; set engine.data_parallel_size, "
+            "engine.enable_expert_parallel and engine.all2all_backend to deepep_low_latency, deepep_high_throughput or "
+            "deepep_auto, or leave it out"
+        )
+        yield field, "two-batch overlap without DeepEP's exchanges", sentence
+    others = {
+        "speculative_config": engine.speculative_config is not None,
+        "pipeline_parallel_size": engine.pipeline_parallel_size > 1,
+        "decode_context_parallel_size": engine.decode_context_parallel_size > 1,
+    }
+    if model.has_states:
+        sentence = f"got true, and {model.name} has recurrent states, whose steps are not split; leave it out"
+        yield field, "two-batch overlap of recurrent layers", sentence
+    for name in (name for name, is_given in others.items() if is_given):
+        sentence = f"got true beside engine.{name}, with which halves of steps are not modelled; leave one of them out"
+        yield field, "two-batch overlap beside another split of steps", sentence
 
 
 def _listed(values: Iterable[int]) -> str:

@@ -58,9 +58,12 @@ class PromptCompression(Spec):
 
 
 class EplbConfig(Spec):
-    """vLLM's: how many copies of popular experts there are beside one of each."""
+    """vLLM's: how many copies of popular experts there are beside one of each, placed by the tokens of the last
+    `window_size` steps every `step_interval` steps."""
 
     num_redundant_experts: NonNegativeInt = 0
+    window_size: PositiveInt = 1000
+    step_interval: PositiveInt = 3000
 
 
 def _about_flag(key: str) -> str:
@@ -88,10 +91,16 @@ class EngineSpec(VariantSpec):
     enable_eplb: bool = False  # experts placed, and popular ones copied, so that ranks are loaded alike
     eplb_config: EplbConfig = EplbConfig()
     # How tokens of data-parallel ranks get to the experts of others: gathered on all ranks and reduced afterwards, or
-    # sent to the ranks of their experts and back (all others); None: as the profile's engine does by default
+    # sent to the ranks of their experts and back (all others; deepep_auto, SGLang's: high throughput in steps with
+    # prompts, low latency in others); None: as the profile's engine does by default
     all2all_backend: (
         Literal[
-            "allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency", "flashinfer_all2allv", "pplx"
+            "allgather_reducescatter",
+            "deepep_auto",
+            "deepep_high_throughput",
+            "deepep_low_latency",
+            "flashinfer_all2allv",
+            "pplx",
         ]
         | None
     ) = None
@@ -166,6 +175,16 @@ class EngineSpec(VariantSpec):
     fused_kernels: bool = True
     inference_mode: bool = True  # no gradients: activations are dropped at once; costs memory, not time, without
     speculative_config: SpeculativeConfig | None = None
+    # Two-batch overlap: steps of so many tokens on each rank are computed in two halves, the messages of one of which
+    # travel while the other computes (SGLang's enable_two_batch_overlap; it splits from two tokens on)
+    enable_dbo: bool = False
+    dbo_decode_token_threshold: int = Field(default=32, ge=2)
+    dbo_prefill_token_threshold: int = Field(default=512, ge=2)
+
+    @property
+    def overlap_from(self) -> tuple[int, int] | None:
+        """Tokens from which steps without and with prompts are split in two halves; None: none are."""
+        return (self.dbo_decode_token_threshold, self.dbo_prefill_token_threshold) if self.enable_dbo else None
 
     @property
     def plans_ahead(self) -> bool:
