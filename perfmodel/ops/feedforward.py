@@ -10,8 +10,8 @@ As vLLM runs a mixture, with n tokens on each of dp ranks of tp devices:
                               device dispatches n / tp tokens), and the last all-gather
 
 Experts, all-gather and reduce-scatter see the tokens of all ranks (`BatchShape.group_tokens`). An all-to-all lasts as
-long as its largest sender, the rank that sets the time, so it counts the rank's own tokens. `routing` assigns tokens
-to experts."""
+long as its largest sender, the rank that sets the time, so it counts the rank's own tokens; DeepEP's, as long as the
+rank receives whose experts get most, were all ranks to send as much. `routing` assigns tokens to experts."""
 
 from functools import partial
 from math import ceil
@@ -188,7 +188,11 @@ def _exchange_node(ffn: MoEFFN, context: LayerContext, kernel: str, element_byte
     sent = distinct_ranks(ffn, shard.ep) * copy
 
     def exchange(n: int, has_prompts: bool) -> Work:
-        return all_to_all(n * sent, group, name, kernel, Exchange(ffn, n * copy, shard.route_of(has_prompts)))
+        route, everyone, busiest = shard.route_of(has_prompts), n * shard.dp, 1.0
+        if n and route in ("node", "expert"):
+            most = context.routing(ffn, everyone, shard.ep).assignments
+            busiest = max(busiest, most * shard.ep / (everyone * min(ffn.top_k, ffn.num_experts)))
+        return all_to_all(n * sent, group, name, kernel, Exchange(ffn, n * copy, route, busiest))
 
     if shard.route == "auto":
         return on_rows(name, lambda n, num_decodes: exchange(n, n > num_decodes))

@@ -5,8 +5,9 @@ Weights of unused experts are not read, so steps of mixtures of experts grow les
 Only that growth is fitted, within deployments; offsets at all sizes have other causes. An expert that stands for m
 finer ones has an m-th of the relative variance of one (a sum of m equal, independent shares): phi = phi(128) E / 128.
 
-`exchange.yaml` (`--exchange`): dispatch and combine where a switch joins the ranks, for all devices. No kernel table
-has these messages; the sources are figures of two publishers.
+`exchange.yaml` (`--exchange`): dispatch and combine where a switch joins the ranks, for all devices: figures of two
+publishers for kernels that send a token once to each rank, tables for those of DeepEP, which send it to nodes (normal)
+or experts (low latency).
 
 `kernel_errors.yaml` (`--kernel-errors`): the share of a fit's residuals common to all calls of a kernel in a run.
 Residuals cover all shapes of a table; a run has those of one model. Errors of a shape at all batches and lengths
@@ -92,6 +93,14 @@ class ExchangeFits(CommittedFits):
 
     dispatch: ExchangeFit
     combine: ExchangeFit
+    dispatch_node: ExchangeFit
+    combine_node: ExchangeFit
+    dispatch_expert: ExchangeFit
+    combine_expert: ExchangeFit
+
+    @property
+    def by_kernel(self) -> dict[str, ExchangeFit]:
+        return {name: fit for name, fit in self if isinstance(fit, ExchangeFit)}
 
 
 def load_exchange_fits() -> ExchangeFits:

@@ -30,9 +30,7 @@ def step_ticks(serial: int, hidden: int, device: int) -> int:
 class Host:
     """Host time of steps of `graph`, times `share`. draw: error factors, for ensembles"""
 
-    def __init__(
-        self, graph: StepGraph, timer: OperatorTimer, draw: Draw | None = None, share: float = 1.0
-    ) -> None:
+    def __init__(self, graph: StepGraph, timer: OperatorTimer, draw: Draw | None = None, share: float = 1.0) -> None:
         self.fit = host_fit(graph, timer)
         self._factor = share * draw.step if draw is not None else share
         self._prompt_factor = self._factor * draw.prompt if draw is not None else share

@@ -29,13 +29,13 @@ from perfmodel.cost.steps.explain import StepEstimate, explain, summed
 from perfmodel.cost.steps.host import Host, step_ticks
 from perfmodel.cost.steps.tables import PS_PER_S, StepTables, Usage
 from perfmodel.ops.graphs.step import StepGraph
+from perfmodel.ops.messages import NORMAL_UNITS
 from perfmodel.ops.work import BatchShape
 
 _MESSAGES = ("moe_dispatch", "moe_combine")
 _DENSE = ("gate_up_proj", "gate_proj", "up_proj", "activation", "down_proj", "mlp_all_reduce")
 _OUTSIDE = (*_DENSE, "embedding", "embedding_all_reduce", "final_norm", "lm_head", "logits_all_gather", "sample")
 _IN_BLOCK = ("router", "topk", "shared_", "latent_", "moe_")
-_NORMAL_UNITS = 20  # of the device, that DeepEP's normal kernels run on
 _LANES = ("attention", "block", "experts", *_MESSAGES, "outside")
 
 
@@ -150,7 +150,11 @@ class OverlapCostModel:
         device, messages = self._device(pair, shape), sum(half.messages for half in pair)
         shown = (device - sum(half.compute for half in pair)) / messages if messages else 0.0
         rows = [
-            replace(row, name=f"{row.name}@{half}", time=row.time.times(shown) if lane_of(row.name) in _MESSAGES else row.time)
+            replace(
+                row,
+                name=f"{row.name}@{half}",
+                time=row.time.times(shown) if lane_of(row.name) in _MESSAGES else row.time,
+            )
             for half, part in zip(("first_half", "second_half"), parts, strict=True)
             for row in part.rows
         ]
@@ -173,7 +177,7 @@ class OverlapCostModel:
 
     def _device(self, pair: Sequence[Half], shape: BatchShape) -> float:
         graph, device = self._tables.graph, self._tables.timer.device
-        units = _NORMAL_UNITS if graph.shard.route_of(bool(shape.prefills)) == "node" else 0
+        units = NORMAL_UNITS if graph.shard.route_of(bool(shape.prefills)) == "node" else 0
         return overlapped(pair[0], pair[1], self._num_layers, units / device.compute_units)
 
     def _launched(self, shape: BatchShape) -> tuple[int, int]:
