@@ -54,7 +54,7 @@ def load_routing_fit() -> RoutingFit:
 
 
 def balance_notes(scenario: Scenario, engine: EngineSpec) -> list[str]:
-    """A sentence if `engine.enable_eplb` changes no time under the scenario's routing, else none."""
+    """Sentences on what of `engine.enable_eplb` changes no time under the scenario's routing."""
     spec = scenario.routing
     if not engine.enable_eplb:
         return []
@@ -62,6 +62,10 @@ def balance_notes(scenario: Scenario, engine: EngineSpec) -> list[str]:
         why = "routing.capacity_factor gives every expert as many tokens"
     elif _is_uniform(spec, engine):
         why = "all experts are equally popular; set routing.distribution to trained, power_law or recorded"
+    elif fields := sorted(engine.eplb_config.model_fields_set - {"num_redundant_experts"}):
+        return [
+            f"eplb_config.{' and '.join(fields)}: no effect on times, since how popular experts are does not change."
+        ]
     else:
         return []
     return [f"enable_eplb changes nothing here: {why}."]
@@ -80,7 +84,7 @@ def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> routing.Rou
         return routing.with_capacity(spec.capacity_factor)
     num_redundant = engine.eplb_config.num_redundant_experts if engine.enable_eplb else None
     if spec.alpha is not None or spec.popularity is not None:
-        return routing.skewed_routing(spec, num_redundant)
+        return routing.skewed_routing(spec, num_redundant, ranks_per_node=scenario.hardware.devices_per_node)
     if _is_uniform(spec, engine):
         return routing.slowest_uniform_routing
     if spec.dispersion is not None:
