@@ -24,7 +24,8 @@ _ROUTES: dict[str, Route | Literal["auto"]] = {
 @dataclass(frozen=True, slots=True)
 class Sharding:
     """tp, pp, dp: degrees of tensor, pipeline and data parallelism; ep: ranks that share out whole experts; dcp: of a
-    tensor-parallel group, ranks that share out the tokens of their KV heads.
+    tensor-parallel group, ranks that share out the tokens of their KV heads; pcp: groups that share out the tokens of
+    prompts. These are counted in dp, since they differ in tokens as data-parallel ranks do, and are numbered alike.
     gathers_tokens: see `EngineSpec`. num_redundant_experts: over all ranks. route: of tokens to remote experts; auto:
     DeepEP's normal kernels in steps with prompts, its low-latency ones in others; None: fastest
 
@@ -39,18 +40,20 @@ class Sharding:
     num_redundant_experts: int = 0
     route: Route | Literal["auto"] | None = None
     dcp: int = 1
+    pcp: int = 1
 
     @classmethod
     def of(cls, engine: EngineSpec) -> "Sharding":
         return cls(
             tp=engine.tensor_parallel_size,
             pp=engine.pipeline_parallel_size,
-            dp=engine.data_parallel_size,
+            dp=engine.data_parallel_size * engine.prefill_context_parallel_size,
             is_expert_parallel=engine.enable_expert_parallel,
             gathers_tokens=engine.gathers_tokens or not engine.enable_expert_parallel,
             num_redundant_experts=engine.eplb_config.num_redundant_experts,
             route=_ROUTES.get(engine.all2all_backend or ""),
             dcp=engine.decode_context_parallel_size,
+            pcp=engine.prefill_context_parallel_size,
         )
 
     def group(self, axis: RankAxis, stage: int | None = None) -> RankGroup:

@@ -7,8 +7,8 @@ which CUDA graphs avoid: they are a separate family.
 DeepEP's kernels (`wideep_deepep_normal`, `wideep_deepep_ll`): node_num of eight devices each [assumed of GB200],
 num_token, hidden_size, num_topk, num_experts, SMs, and microseconds of dispatch (FP8 with a scale for each 128
 numbers) and of combine (BF16), which `read_table` makes rows of. Normal ones reach experts on at most four nodes
-(DeepEP, tests/test_internode.py). All devices have one fit for each kernel and direction. Those of normal kernels on eight nodes
-are left out of it: 17 GB/s of a card, where DeepEP reports 51."""
+(DeepEP, tests/test_internode.py). All devices have one fit for each kernel and direction. Rows of normal kernels on
+eight nodes are left out of it: 17 GB/s of a card, where DeepEP reports 51."""
 
 from collections.abc import Iterable
 

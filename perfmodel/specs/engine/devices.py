@@ -192,6 +192,7 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
         )
         yield "tensor_parallel_size", "attention heads do not divide by tensor_parallel_size", sentence
     yield from _stripe_refusals(model, engine)
+    yield from _prompt_split_refusals(model, engine)
     yield from _overlap_refusals(model, engine)
     if pp > model.num_layers:
         sentence = f"got {pp} stages, and {model.name} has {model.num_layers} layers; expected 1 to {model.num_layers}"
@@ -236,11 +237,41 @@ def _stripe_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str
             f"expected a divisor of that"
         )
         yield field, "no copies of KV heads to share tokens out over", sentence
-    has_indexer = any(isinstance(mixer, LatentAttention) and mixer.indexer is not None for mixer in mixers)
-    is_limited = model.attention_spans or has_indexer or any(getattr(mixer, "sparsity", None) for mixer in mixers)
-    if is_limited or model.has_states:
+    if _sees_part(model):
         sentence = f"got {size}, which is modelled where all layers attend to all keys, and some of {model.name} do not"
         yield field, "decode context parallelism beside other layers", sentence
+
+
+def _prompt_split_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
+    """(field, reason, sentence) for prompts whose tokens ranks cannot share out.
+
+    Source: vLLM v0.30.0, vllm/v1/worker/gpu/pcp_manager.py, validate_config; vllm/platforms/cuda.py."""
+    field, size = "prefill_context_parallel_size", engine.prefill_context_parallel_size
+    if size == 1:
+        return
+    mixers = [layer.mixer for layer, _ in model.layers]
+    able, label = engine.described.facts.splits_prompts, engine.described.label
+    if able == "none":
+        sentence = f"got {size}, and {label} does not have it; leave it out, or name another engine"
+        yield field, "the engine has no prefill context parallelism", sentence
+    if able == "latents" and not all(isinstance(mixer, LatentAttention) for mixer in mixers):
+        sentence = f"got {size}, and {label} splits prompts of latent attention (MLA) only, which {model.name} has not"
+        yield field, "prefill context parallelism without latents", f"{sentence}; leave it out, or name another engine"
+    for name in ("data_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
+        if (other := getattr(engine, name)) > 1:
+            sentence = f"got {size} beside engine.{name}={other}, with which it is not modelled; set one of them to 1"
+            yield field, f"prefill context parallelism beside {name}", sentence
+    if _sees_part(model):
+        sentence = f"got {size}, which is modelled where all layers attend to all keys, and some of {model.name} do not"
+        yield field, "prefill context parallelism beside other layers", sentence
+
+
+def _sees_part(model: ModelSpec) -> bool:
+    """Whether layers keep or see other than all keys and values."""
+    mixers = [layer.mixer for layer, _ in model.layers]
+    has_indexer = any(isinstance(mixer, LatentAttention) and mixer.indexer is not None for mixer in mixers)
+    is_limited = model.attention_spans or has_indexer or any(getattr(mixer, "sparsity", None) for mixer in mixers)
+    return bool(is_limited or model.has_states)
 
 
 def _overlap_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
@@ -263,6 +294,7 @@ def _overlap_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[st
         "speculative_config": engine.speculative_config is not None,
         "pipeline_parallel_size": engine.pipeline_parallel_size > 1,
         "decode_context_parallel_size": engine.decode_context_parallel_size > 1,
+        "prefill_context_parallel_size": engine.prefill_context_parallel_size > 1,
     }
     if model.has_states:
         sentence = f"got true, and {model.name} has recurrent states, whose steps are not split; leave it out"

@@ -86,6 +86,7 @@ class EngineSpec(VariantSpec):
     tensor_parallel_size: PositiveInt = 1
     pipeline_parallel_size: PositiveInt = 1
     data_parallel_size: PositiveInt = 1
+    prefill_context_parallel_size: PositiveInt = 1
     decode_context_parallel_size: PositiveInt = 1
     enable_expert_parallel: bool = False
     enable_eplb: bool = False  # experts placed, and popular ones copied, so that ranks are loaded alike
@@ -254,7 +255,8 @@ class EngineSpec(VariantSpec):
 
     @property
     def num_devices(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size * self.layer_split
+        ranks = self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+        return ranks * self.prefill_context_parallel_size * self.layer_split
 
     @property
     def kv_block_tokens(self) -> int:
@@ -303,11 +305,12 @@ class EngineSpec(VariantSpec):
         used = [name for name in names if getattr(self, name)]
         given = {"kv_cache": self.kv_cache != "paged", "speculative_config": self.speculative_config is not None}
         others = [*used, *(name for name, is_given in given.items() if is_given)]
-        if self.decode_context_parallel_size > 1 and others:
-            yield (
-                f"got {others[0]} with decode_context_parallel_size={self.decode_context_parallel_size}, which is "
-                f"modelled for plain KV blocks without drafts; leave one of them out"
-            )
+        for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+            if (size := getattr(self, name)) > 1 and others:
+                yield (
+                    f"got {others[0]} with {name}={size}, which is modelled for plain KV blocks without drafts; leave "
+                    f"one of them out"
+                )
         if self.kv_cache == "off" and used:
             yield f"got {used[0]} with kv_cache=off, which keeps no keys and values; leave one of them out"
         if self.kv_cache == "contiguous" and self.kv_offload:

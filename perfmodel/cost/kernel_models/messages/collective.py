@@ -284,8 +284,10 @@ def _sizes(message: Message) -> CollectiveSizes:
 class ExchangeFit(Spec):
     """One direction. Times in seconds; fractions of the declared bandwidths.
 
-    between_nodes_s: the least start of an exchange that leaves a node; doubling_s: more with each doubling of nodes (None: 0)
-    unit_bytes_per_s: of one compute unit; None: units do not limit; forward: copies of a byte that crosses nodes"""
+    between_nodes_s: the least start of an exchange that leaves a node
+    doubling_s: more with each doubling of nodes; None: 0
+    unit_bytes_per_s: of one compute unit; None: units do not limit
+    forward: copies of a byte that crosses nodes"""
 
     form: Literal["expert_exchange"] = "expert_exchange"
     floor_s: float = Field(default=1e-6, ge=1e-6, le=1e-3)
