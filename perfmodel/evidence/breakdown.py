@@ -20,7 +20,7 @@ from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.experts import ExpertSizes
 from perfmodel.cost.kernel_models.fits import take
 from perfmodel.cost.kernel_models.gemm import GemmSizes
-from perfmodel.cost.kernel_models.messages.collective import CollectiveSizes
+from perfmodel.cost.kernel_models.messages.collective import CollectiveSizes, ExchangeSizes
 from perfmodel.cost.kernel_models.module import ModuleSizes
 from perfmodel.evidence.fit.kernels import timed
 from perfmodel.evidence.report import NOT_APPLICABLE, Dimension, range_names
@@ -74,7 +74,7 @@ def kernel_sizes(sizes: Any) -> dict[str, Dimension]:
     context: Any = None
     unit = "FLOP"
     match sizes:
-        case CollectiveSizes():
+        case CollectiveSizes() | ExchangeSizes():
             work, unit = sizes.payload, "B"
         case GemmSizes(problem=problem):
             work, rows = 2 * problem.m * problem.n * problem.k * problem.batch, problem.m
@@ -118,7 +118,7 @@ def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predict
             "why": f"{head}: projections and attention of {lengths['heads']:g} heads in one number",
         }
     parts = timed(one, fit, device)
-    if isinstance(one, CollectiveSizes):
+    if isinstance(one, CollectiveSizes | ExchangeSizes):
         wire = float(parts.wire[0])  # bytes on the wire, and the rest: launches, hops
         shares = {"communication": min(wire / predicted, 1.0), "overhead": max(0.0, 1 - wire / predicted)}
         seconds = {"communication_s": wire, "overhead_s": max(0.0, predicted - wire)}

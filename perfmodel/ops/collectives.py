@@ -43,7 +43,9 @@ def all_to_all(
     """Every rank sends a k-th of its S bytes to each other rank; S (k-1)/k leave each.
 
     payload_bytes: S per rank; ranks: of the group; name: of the operator; kernel: "dispatch" or "combine", for engines'
-    own kernels; exchange: how tokens map to experts"""
+    own kernels, which DeepEP has for two routes; exchange: how tokens map to experts"""
+    if exchange is not None and exchange.route in ("node", "expert"):
+        kernel = f"{kernel}_{exchange.route}"
     return _collective(name, "all_to_all", payload_bytes, ranks, kernel, exchange)
 
 

@@ -10,8 +10,8 @@ As vLLM runs a mixture, with n tokens on each of dp ranks of tp devices:
                               device dispatches n / tp tokens), and the last all-gather
 
 Experts, all-gather and reduce-scatter see the tokens of all ranks (`BatchShape.group_tokens`). An all-to-all lasts as
-long as its largest sender, the rank that sets the time, so it counts the rank's own tokens. `routing` assigns tokens
-to experts."""
+long as its largest sender, the rank that sets the time, so it counts the rank's own tokens; DeepEP's, as long as the
+rank receives whose experts get most, were all ranks to send as much. `routing` assigns tokens to experts."""
 
 from functools import partial
 from math import ceil
@@ -22,7 +22,7 @@ from perfmodel.ops.elementwise import activation, elementwise, gate
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm, linear_nodes
 from perfmodel.ops.messages import Exchange, distinct_ranks
-from perfmodel.ops.node import LayerContext, OperatorNode, on_group, on_tokens
+from perfmodel.ops.node import LayerContext, OperatorNode, on_group, on_rows, on_tokens
 from perfmodel.ops.problem_sizes import ExpertsSize
 from perfmodel.ops.routing import ExpertLoad
 from perfmodel.ops.work import Work
@@ -184,9 +184,19 @@ def _dispatch_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
 def _exchange_node(ffn: MoEFFN, context: LayerContext, kernel: str, element_bytes: float) -> OperatorNode:
     """Dispatch or combine; a device handles a tp-th of its rank's tokens."""
     shard, name, width = context.shard, f"moe_{kernel}", ffn.latent_size or context.hidden
-    group, route, copy = shard.group("expert"), shard.route, width * element_bytes / shard.tp
-    sent = distinct_ranks(ffn, shard.ep) * width * element_bytes / shard.tp
-    return on_tokens(name, lambda n: all_to_all(n * sent, group, name, kernel, Exchange(ffn, n * copy, route)))
+    group, copy = shard.group("expert"), width * element_bytes / shard.tp
+    sent = distinct_ranks(ffn, shard.ep) * copy
+
+    def exchange(n: int, has_prompts: bool) -> Work:
+        route, everyone, busiest = shard.route_of(has_prompts), n * shard.dp, 1.0
+        if n and route in ("node", "expert"):
+            most = context.routing(ffn, everyone, shard.ep).assignments
+            busiest = max(busiest, most * shard.ep / (everyone * min(ffn.top_k, ffn.num_experts)))
+        return all_to_all(n * sent, group, name, kernel, Exchange(ffn, n * copy, route, busiest))
+
+    if shard.route == "auto":
+        return on_rows(name, lambda n, num_decodes: exchange(n, n > num_decodes))
+    return on_tokens(name, lambda n: exchange(n, True))
 
 
 def _combine_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:

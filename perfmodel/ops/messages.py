@@ -82,6 +82,7 @@ def spread_over(group: RankGroup, devices_per_node: int) -> Spread:
 
 
 Route = Literal["node", "rank", "expert"]
+NORMAL_UNITS = 20  # compute units that DeepEP's normal kernels run on (deep_ep/buffer.py, Buffer.num_sms)
 
 
 class Exchange(NamedTuple):
@@ -89,12 +90,13 @@ class Exchange(NamedTuple):
 
     copy_bytes: all tokens of a rank, once
     route:      one copy of a token per "node" with an expert of it (forwarded over the scale-up link), per "rank", or
-    per
-                "expert"; None: the faster of the first and the last"""
+                per "expert"; None: the faster of the first and the last
+    busiest:    copies of the rank that receives most over the mean"""
 
     ffn: MoEFFN
     copy_bytes: float
     route: Route | None = None
+    busiest: float = 1.0
 
 
 class Message(NamedTuple):

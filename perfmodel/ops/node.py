@@ -82,6 +82,11 @@ def on_tokens(name: str, work: Callable[[int], Work]) -> OperatorNode:
     return OperatorNode(name, 1, Depends.TOKENS, lambda shape: work(shape.num_tokens))
 
 
+def on_rows(name: str, work: Callable[[int, int], Work]) -> OperatorNode:
+    """A node whose work depends on the number of tokens, and how many of them decode."""
+    return OperatorNode(name, 1, Depends.ROWS, lambda shape: work(shape.num_tokens, shape.num_decodes))
+
+
 def on_group(name: str, work: Callable[[int], Work], num_ranks: int) -> OperatorNode:
     """A node whose work depends on the tokens of all `num_ranks` data-parallel ranks."""
     if num_ranks == 1:

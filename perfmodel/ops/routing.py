@@ -14,8 +14,9 @@ Source: Lepikhin et al. 2020 (GShard); Fedus et al. 2021 (Switch Transformer), s
 
 Load balancers replicate experts and place them for equal load. Replicas go one at a time to the expert with the highest
 load per copy; then copies, highest load first, to the least loaded rank with a free slot. Placement knows long-run
-popularity, not the noise of a step. Source: DeepSeek-AI 2024, "Expert Parallelism Load Balancer" (EPLB; vLLM:
-enable_eplb), global policy.
+popularity, not the noise of a step. Where the groups of a router divide by the nodes, groups are packed on nodes first,
+the same way, and each node copies and places its own. Source: DeepSeek-AI 2025, "Expert Parallelism Load Balancer"
+(EPLB; vLLM: enable_eplb), global and hierarchical policy.
 
 An expert is among a token's k with a probability of its own, drawn from a beta distribution of mean p = k / E:
 
@@ -77,23 +78,55 @@ def consecutive_experts(num_experts: int, num_ranks: int) -> Placement:
     return Placement(expert, np.zeros_like(expert), np.ones(num_experts, dtype=np.int64))
 
 
-def place_experts(popularity: Values, num_ranks: int, num_redundant: int = 0) -> Placement:
-    """Place experts of given `popularity` (any unit) and `num_redundant` copies on `num_ranks` ranks."""
+def balanced_packs(weights: Values, num_packs: int) -> NDArray[np.int64]:
+    """The pack of each item, at most ceil(n / packs) in one: heaviest first, each to the lightest pack with room."""
+    room, load = np.full(num_packs, ceil(len(weights) / num_packs)), np.zeros(num_packs)
+    packs = np.zeros(len(weights), dtype=np.int64)
+    for item in np.argsort(-weights, kind="stable"):
+        pack = packs[item] = np.where(room > 0, load, np.inf).argmin()
+        room[pack] -= 1
+        load[pack] += weights[item]
+    return packs
+
+
+def place_experts(
+    popularity: Values, num_ranks: int, num_redundant: int = 0, num_groups: int = 1, num_nodes: int = 1
+) -> Placement:
+    """Place experts of given `popularity` (any unit) and `num_redundant` copies on `num_ranks` ranks.
+
+    num_groups: of consecutive experts, which stay together on one of `num_nodes` nodes where both divide evenly"""
     num_experts = len(popularity)
+    if num_nodes > 1 and not (num_groups % num_nodes or num_ranks % num_nodes or num_redundant % num_nodes):
+        return _placed_by_node(popularity, num_ranks, num_redundant, num_groups, num_nodes)
     copies = np.ones(num_experts, dtype=np.int64)
+    owners, numbers = list(range(num_experts)), [0] * num_experts  # each expert once, then copies as they come
     for _ in range(num_redundant):
-        copies[(popularity / copies).argmax()] += 1
-    loads = popularity / copies
-    slots = ceil((num_experts + num_redundant) / num_ranks)
-    expert = np.full((num_ranks, slots), -1, dtype=np.int64)
-    copy = np.zeros((num_ranks, slots), dtype=np.int64)
-    used, load = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks)
-    for e in np.argsort(-loads, kind="stable"):
-        for number in range(copies[e]):
-            rank = np.where(used < slots, load, np.inf).argmin()
-            expert[rank, used[rank]], copy[rank, used[rank]] = e, number
-            used[rank] += 1
-            load[rank] += loads[e]
+        owner = int((popularity / copies).argmax())
+        owners.append(owner)
+        numbers.append(int(copies[owner]))
+        copies[owner] += 1
+    ranks = balanced_packs((popularity / copies)[owners], num_ranks)
+    expert = np.full((num_ranks, ceil(len(owners) / num_ranks)), -1, dtype=np.int64)
+    copy = np.zeros_like(expert)
+    for rank in range(num_ranks):
+        items = np.flatnonzero(ranks == rank)
+        expert[rank, : len(items)], copy[rank, : len(items)] = np.take(owners, items), np.take(numbers, items)
+    return Placement(expert, copy, copies)
+
+
+def _placed_by_node(
+    popularity: Values, num_ranks: int, num_redundant: int, num_groups: int, num_nodes: int
+) -> Placement:
+    groups = np.arange(len(popularity)).reshape(num_groups, -1)
+    nodes = balanced_packs(popularity[groups].sum(axis=1), num_nodes)
+    copies = np.zeros(len(popularity), dtype=np.int64)
+    parts = []
+    for node in range(num_nodes):
+        experts = groups[nodes == node].ravel()
+        part = place_experts(popularity[experts], num_ranks // num_nodes, num_redundant // num_nodes)
+        copies[experts] = part.copies
+        parts.append((np.where(part.expert < 0, -1, experts[part.expert]), part.copy))
+    expert, copy = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Placement(expert, copy, copies)
 
 
@@ -199,23 +232,26 @@ def popularity_of(spec: ExpertRouting, *, num_draws: int = 8) -> Chances:
     return chances
 
 
-def skewed_routing(spec: ExpertRouting, num_redundant: int | None = None, *, num_draws: int = 8) -> Routing:
+def skewed_routing(
+    spec: ExpertRouting, num_redundant: int | None = None, *, num_draws: int = 8, ranks_per_node: int | None = None
+) -> Routing:
     """Load of the slowest rank under the popularity that `spec` gives, mean over draws, once per block shape.
 
-    num_redundant: copies of popular experts, placed by `place_experts`; None: consecutive experts"""
+    num_redundant: copies of popular experts, placed by `place_experts`; None: consecutive experts; ranks_per_node: all
+    ranks unless given"""
     chances_of = popularity_of(spec, num_draws=num_draws)
 
     @lru_cache(maxsize=256)
-    def placements(num_experts: int, top_k: int, num_ranks: int) -> list[Placement]:
-        chances = chances_of(num_experts, top_k)
+    def placements(num_experts: int, top_k: int, num_ranks: int, num_groups: int) -> list[Placement]:
+        chances, num_nodes = chances_of(num_experts, top_k), ceil(num_ranks / (ranks_per_node or num_ranks))
         if num_redundant is None:
             return [consecutive_experts(num_experts, num_ranks)] * len(chances)
-        return [place_experts(draw, num_ranks, num_redundant) for draw in chances]
+        return [place_experts(draw, num_ranks, num_redundant, num_groups, num_nodes) for draw in chances]
 
     def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
         top_k = min(ffn.top_k, ffn.num_experts)
         counts = np.random.default_rng((_SEED, num_tokens)).binomial(num_tokens, chances_of(ffn.num_experts, top_k))
-        places = placements(ffn.num_experts, top_k, num_ranks)
+        places = placements(ffn.num_experts, top_k, num_ranks, ffn.num_groups)
         rows = np.array([placed.rows(count) for placed, count in zip(places, counts, strict=True)])
         heaviest = rows[np.arange(len(rows)), rows.sum(axis=2).argmax(axis=1)]
         tiles = np.ceil(heaviest[:, :, None] / _TILES).sum(axis=1).mean(axis=0)

@@ -65,9 +65,12 @@ class Layout:
         """Parallelism and formats."""
         engine = self.scenario.engine
         sizes = {"PP": engine.pipeline_parallel_size, "DP": engine.data_parallel_size}
+        sizes["PCP"] = engine.prefill_context_parallel_size
         parts = [f"TP{engine.tensor_parallel_size}", *(f"{name}{size}" for name, size in sizes.items() if size > 1)]
         if engine.enable_expert_parallel:
             parts.append("EP")
+        if engine.enable_dbo:
+            parts.append("DBO")
         if engine.quantization:
             parts.append(f"{engine.quantization.upper()} weights")
         if engine.kv_cache_dtype != "auto":
@@ -222,7 +225,7 @@ NO_PRICE = "no price known"  # the reason for candidates that cannot be compared
 # Choices that the times of steps depend on, and the fields of a scenario that they set.
 _ENGINE_CHOICES = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"),
-    *("quantization", "kv_cache_dtype"),
+    *("quantization", "kv_cache_dtype", "prefill_context_parallel_size", "all2all_backend", "enable_dbo"),
 )
 _LAYOUT_FIELDS = {
     "hardware": "hardware",
@@ -344,6 +347,9 @@ _AXES = {
     "enable_expert_parallel": "EP",
     "quantization": "weights",
     "kv_cache_dtype": "KV cache",
+    "prefill_context_parallel_size": "PCP",
+    "all2all_backend": "exchange",
+    "enable_dbo": "two-batch overlap",
     "disaggregation": "prefill:decode",
     "speculation": "speculation",
     "max_num_seqs": "max_num_seqs",

@@ -71,6 +71,9 @@ class PlanSpace(Spec):
     decode: PoolSpace | None = None
     speculation: tuple[dict[str, Any] | None, ...] = ()
     replicas: tuple[PositiveInt, ...] = ()
+    prefill_context_parallel_size: tuple[PositiveInt, ...] = ()
+    all2all_backend: tuple[str, ...] = ()
+    enable_dbo: tuple[bool, ...] = ()
 
     @property
     def num_candidates(self) -> int:

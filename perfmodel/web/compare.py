@@ -237,7 +237,7 @@ def _throughput(setup: MeasuredSetup, metrics: Mapping[str, float]) -> float:
 
 
 def _num_devices(engine: Mapping[str, Any]) -> int:
-    return prod(engine[f"{kind}_parallel_size"] for kind in ("tensor", "pipeline", "data"))
+    return prod(engine[f"{kind}_parallel_size"] for kind in ("tensor", "pipeline", "data", "prefill_context"))
 
 
 @lru_cache(maxsize=16)

@@ -200,6 +200,11 @@ def check_served(model: ModelSpec, engine: EngineSpec) -> None:
     model = served_model(model, engine)
     has_others = any(not isinstance(layer.mixer, Attention | None) for layer, _ in model.layers)
     cases = {
+        "two halves of a step that take turns (engine.enable_dbo) are not executed; leave it out, or simulate it.": (
+            engine.enable_dbo
+        ),
+        "prompts whose tokens ranks share out (engine.prefill_context_parallel_size) are not executed; leave it out, "
+        "or simulate it.": engine.prefill_context_parallel_size > 1,
         "steps without a KV cache (engine.kv_cache=off) have no tokens to evict or to round; leave out "
         "engine.kv_eviction, kv_tiers and kv_cache_residual_tokens.": engine.kv_cache == "off"
         and model.keeps_beside_blocks,

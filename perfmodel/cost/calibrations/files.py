@@ -8,7 +8,8 @@ what is no GPU the datasheet.
 
 Proxies for unmeasured kernels:
 
-collective/dispatch, collective/combine   the exchange of expert parallelism, as published for one device
+collective/dispatch, collective/combine   the exchange of expert parallelism, as published for one device;
+..._node, ..._expert                      that of DeepEP's normal and low-latency kernels
 attention_sparse                          prompts that attend to the latents which an indexer keeps (DSA): the kernel of
                                           FlashMLA reaches 640 TFLOP/s on an H800 SXM5 and 1450 on a B200, 65 % of
                                           the dense 16-bit peak of either (deepseek-ai/FlashMLA, README)."""
@@ -48,9 +49,8 @@ def with_unmeasured(calibration: Calibration) -> Calibration:
     if calibration.has_family("collective"):
         fit = calibration.fit("collective", _ALL_TO_ALL)
         update = {"beyond": fit} if isinstance(fit, CollectiveFit) else {}
-        fits = load_exchange_fits()
-        result["collective/dispatch"] = fits.dispatch.model_copy(update=update)
-        result["collective/combine"] = fits.combine.model_copy(update=update)
+        for name, exchange in load_exchange_fits().by_kernel.items():
+            result[f"collective/{name}"] = exchange.model_copy(update=update)
     if calibration.has_family("attention_prefill"):
         overhead_s = calibration.default.overhead_s
         result["attention_sparse"] = FamilyFit(compute_fraction=_SPARSE_SHARE, overhead_s=overhead_s)

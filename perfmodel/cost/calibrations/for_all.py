@@ -5,8 +5,9 @@ Weights of unused experts are not read, so steps of mixtures of experts grow les
 Only that growth is fitted, within deployments; offsets at all sizes have other causes. An expert that stands for m
 finer ones has an m-th of the relative variance of one (a sum of m equal, independent shares): phi = phi(128) E / 128.
 
-`exchange.yaml` (`--exchange`): dispatch and combine where a switch joins the ranks, for all devices. No kernel table
-has these messages; the sources are figures of two publishers.
+`exchange.yaml` (`--exchange`): dispatch and combine where a switch joins the ranks, for all devices: figures of two
+publishers for kernels that send a token once to each rank, tables for those of DeepEP, which send it to nodes (normal)
+or experts (low latency).
 
 `kernel_errors.yaml` (`--kernel-errors`): the share of a fit's residuals common to all calls of a kernel in a run.
 Residuals cover all shapes of a table; a run has those of one model. Errors of a shape at all batches and lengths
@@ -53,7 +54,7 @@ def load_routing_fit() -> RoutingFit:
 
 
 def balance_notes(scenario: Scenario, engine: EngineSpec) -> list[str]:
-    """A sentence if `engine.enable_eplb` changes no time under the scenario's routing, else none."""
+    """Sentences on what of `engine.enable_eplb` changes no time under the scenario's routing."""
     spec = scenario.routing
     if not engine.enable_eplb:
         return []
@@ -61,6 +62,10 @@ def balance_notes(scenario: Scenario, engine: EngineSpec) -> list[str]:
         why = "routing.capacity_factor gives every expert as many tokens"
     elif _is_uniform(spec, engine):
         why = "all experts are equally popular; set routing.distribution to trained, power_law or recorded"
+    elif fields := sorted(engine.eplb_config.model_fields_set - {"num_redundant_experts"}):
+        return [
+            f"eplb_config.{' and '.join(fields)}: no effect on times, since how popular experts are does not change."
+        ]
     else:
         return []
     return [f"enable_eplb changes nothing here: {why}."]
@@ -79,7 +84,7 @@ def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> routing.Rou
         return routing.with_capacity(spec.capacity_factor)
     num_redundant = engine.eplb_config.num_redundant_experts if engine.enable_eplb else None
     if spec.alpha is not None or spec.popularity is not None:
-        return routing.skewed_routing(spec, num_redundant)
+        return routing.skewed_routing(spec, num_redundant, ranks_per_node=scenario.hardware.devices_per_node)
     if _is_uniform(spec, engine):
         return routing.slowest_uniform_routing
     if spec.dispersion is not None:
@@ -92,6 +97,14 @@ class ExchangeFits(CommittedFits):
 
     dispatch: ExchangeFit
     combine: ExchangeFit
+    dispatch_node: ExchangeFit
+    combine_node: ExchangeFit
+    dispatch_expert: ExchangeFit
+    combine_expert: ExchangeFit
+
+    @property
+    def by_kernel(self) -> dict[str, ExchangeFit]:
+        return {name: fit for name, fit in self if isinstance(fit, ExchangeFit)}
 
 
 def load_exchange_fits() -> ExchangeFits:

@@ -229,7 +229,7 @@ def activation_bytes(model: ModelSpec, shard: Sharding, engine: EngineSpec) -> f
     tensors. V is the whole vocabulary, gathered on every rank. Standard attention holds two T x T score matrices per
     head. Without inference mode the framework keeps the inputs of every operator of every layer for a backward pass."""
     size = bytes_per_weight(model.dtype)
-    tokens, hidden = engine.max_num_batched_tokens, model.hidden_size
+    tokens, hidden = -(-engine.max_num_batched_tokens // shard.pcp), model.hidden_size
     widest = max((_intermediate(layer, shard, hidden) for layer, _ in model.layers), default=0)
     in_layers = tokens * size * (hidden + widest)
     if engine.attention == "standard":

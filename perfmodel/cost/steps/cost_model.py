@@ -105,14 +105,15 @@ class _Batch:
 
 
 class GraphCostModel:
-    """Prices steps from the costs in `tables`, which may be shared. draw: error factors, for ensembles"""
+    """Prices steps from the costs in `tables`, which may be shared. draw: error factors, for ensembles; host_share: of
+    the host's time"""
 
-    def __init__(self, tables: StepTables, draw: Draw | None = None) -> None:
+    def __init__(self, tables: StepTables, draw: Draw | None = None, host_share: float = 1.0) -> None:
         self.has_runs = True
         self.tables = tables
         self._draw = draw
         self._costs = tables if draw is None else DrawnTables(tables, draw)
-        self.host = Host(tables.graph, tables.timer, draw)
+        self.host = Host(tables.graph, tables.timer, draw, host_share)
         self._waited = HostWait()
         self._memos = {group.depends: _Memo(self._costs, group) for group in tables.groups}
         self._of_batch = [memo for depends, memo in self._memos.items() if depends in _OF_BATCH]

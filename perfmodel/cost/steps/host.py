@@ -28,12 +28,12 @@ def step_ticks(serial: int, hidden: int, device: int) -> int:
 
 
 class Host:
-    """Host time of steps of `graph`. draw: error factors, for ensembles"""
+    """Host time of steps of `graph`, times `share`. draw: error factors, for ensembles"""
 
-    def __init__(self, graph: StepGraph, timer: OperatorTimer, draw: Draw | None = None) -> None:
+    def __init__(self, graph: StepGraph, timer: OperatorTimer, draw: Draw | None = None, share: float = 1.0) -> None:
         self.fit = host_fit(graph, timer)
-        self._factor = draw.step if draw is not None else 1.0
-        self._prompt_factor = draw.step * draw.prompt if draw is not None else 1.0
+        self._factor = share * draw.step if draw is not None else share
+        self._prompt_factor = self._factor * draw.prompt if draw is not None else share
         self.prompt_s = self._prompt_factor * self.fit.prompt_step_s
         self._hidden_prompt_s = self._prompt_factor * self.fit.launches_s(*graph.launched_layers)
         self._prompt, self._hidden_prompt = to_ps(self.prompt_s), to_ps(self._hidden_prompt_s)

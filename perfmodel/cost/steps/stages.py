@@ -35,7 +35,9 @@ from perfmodel.cost.steps.cost_model import GraphCostModel, StepCostModel
 from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate, bound_share, explain, summed
 from perfmodel.cost.steps.host import Host, step_seconds, step_ticks
+from perfmodel.cost.steps.overlap import OverlapCostModel
 from perfmodel.cost.steps.tables import StepTables, Usage, to_ps
+from perfmodel.ops.attention.layer import split_prompts
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.engine.spec import EngineSpec
@@ -156,12 +158,18 @@ class StagedCostModel:
 
 
 def step_cost_model(tables: StepTables, draw: Draw | None = None) -> StepCostModel:
-    """The cost model of `tables`, in one stage or several."""
+    """The cost model of `tables`, in one stage or several, or in two halves."""
+    if tables.graph.overlap_from is not None:
+        return OverlapCostModel(tables, draw)
+    if tables.graph.shard.pcp > 1:
+        return PromptSplitCostModel(tables, draw)
     return StagedCostModel(tables, draw) if tables.stages else GraphCostModel(tables, draw)
 
 
 def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
-    """The estimate of a step of `shape` on `timer`'s device, in one stage or several."""
+    """The estimate of a step of `shape` on `timer`'s device, in one stage or several, or in two halves."""
+    if graph.overlap_from is not None or graph.shard.pcp > 1:
+        return step_cost_model(StepTables(graph, timer)).explain(shape)
     return _explain_round(graph, timer, shape) if graph.stages else explain(graph, timer, shape)
 
 
@@ -189,6 +197,43 @@ def _explain_round(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) ->
             bubble_share=1.0 - busy / duration if duration else 0.0,
         ),
     )
+
+
+def rank_shape(shape: BatchShape, pcp: int) -> BatchShape:
+    """The tokens of `shape` that a rank of prefill context parallelism computes: all decodes, and its part of prompts;
+    `shape.prefills` stay whole, as operators on them know what is a rank's."""
+    if not shape.prefills:
+        return shape
+    tokens = sum(new for new, _ in split_prompts(shape.prefills, pcp)) - sum(new for new, _ in shape.prefills)
+    return shape._replace(num_tokens=shape.num_tokens + tokens, group_tokens=0)
+
+
+class PromptSplitCostModel:
+    """Prices steps whose prompts' tokens `pcp` ranks share out, by a rank's operators in `tables`."""
+
+    def __init__(self, tables: StepTables, draw: Draw | None = None) -> None:
+        self._rank, self._pcp = GraphCostModel(tables, draw), tables.graph.shard.pcp
+        self.has_runs = True
+
+    def duration_ps(self, shape: BatchShape) -> int:
+        return self._rank.duration_ps(rank_shape(shape, self._pcp))
+
+    def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
+        """See `StepCostModel.run`."""
+        return self._rank.run(shape, growth, num_steps)
+
+    def explain(self, shape: BatchShape) -> StepEstimate:
+        """A rank's part of the step, operator by operator, in seconds."""
+        return self._rank.explain(rank_shape(shape, self._pcp))
+
+    def usage(self) -> Usage:
+        """Totals over all steps so far, per device."""
+        return self._rank.usage()
+
+    def fresh(self) -> "PromptSplitCostModel":
+        fresh = PromptSplitCostModel(self._rank.tables)
+        fresh._rank = self._rank.fresh()
+        return fresh
 
 
 class LayerSplit(NamedTuple):

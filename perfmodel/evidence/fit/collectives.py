@@ -2,16 +2,33 @@
 
 Columns: op_name, num_gpus, message_size in ELEMENTS of nccl_dtype or allreduce_dtype, kernel_source, engine_version.
 NCCL's rows serve all engines; its versions are fitted together. Eagerly launched all-reduces include the host's launch,
-which CUDA graphs avoid: they are a separate family."""
+which CUDA graphs avoid: they are a separate family.
+
+DeepEP's kernels (`wideep_deepep_normal`, `wideep_deepep_ll`): node_num of eight devices each [assumed of GB200],
+num_token, hidden_size, num_topk, num_experts, SMs, and microseconds of dispatch (FP8 with a scale for each 128
+numbers) and of combine (BF16), which `read_table` makes rows of. Normal ones reach experts on at most four nodes
+(DeepEP, tests/test_internode.py). All devices have one fit for each kernel and direction. Rows of normal kernels on
+eight nodes are left out of it: 17 GB/s of a card, where DeepEP reports 51."""
+
+from collections.abc import Iterable
 
 import numpy as np
 
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Residuals
-from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, CollectiveSizes, CustomAllReduceFit
+from perfmodel.cost.kernel_models.messages.collective import (
+    CollectiveFit,
+    CollectiveSizes,
+    CustomAllReduceFit,
+    ExchangeFit,
+    ExchangeSizes,
+)
 from perfmodel.cost.kernel_models.messages.links import link_for
 from perfmodel.evidence.fit.kernels import Groups, KernelModule, fit_groups, seconds_of, with_residuals
 from perfmodel.evidence.sources.kernels import Group, KernelTable, engine_and_version, format_bytes, numbers
+from perfmodel.models.architecture import MoEFFN
+from perfmodel.ops.messages import Exchange, Message, Route, Spread, distinct_ranks
+from perfmodel.specs import load_hardware
 from perfmodel.specs.architectures import find_architecture
 
 _KINDS = {"alltoall": "all_to_all"}
@@ -81,3 +98,55 @@ def _fit(groups: Groups) -> CollectiveFit | CustomAllReduceFit:
 
 
 COLLECTIVES = KernelModule(_groups, _fit)
+
+DEEPEP: dict[str, Route] = {"wideep_deepep_normal": "node", "wideep_deepep_ll": "expert"}
+_ELEMENT_BYTES = {"dispatch": 1 + 4 / 128, "combine": 2.0}
+_PER_NODE = 8
+_MOST_NODES = {"node": 4, "expert": 8}  # of rows that are fitted
+_FREE_EXCHANGE = ("start_s", "doubling_s", "link_fraction", "network_fraction")
+_BEGIN = ExchangeFit(start_s=2e-5, doubling_s=1e-5, link_fraction=0.6, network_fraction=0.9)
+
+
+def _exchange_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
+    """Groups: DeepEP's kernels by engine version and direction."""
+    result = []
+    for (called, exchange), rows in table.groups(("engine_version", "exchange")):
+        engine, version = engine_and_version(called)
+        route, part = DEEPEP[table.op], table.take(rows)
+        names = ("node_num", "num_token", "hidden_size", "num_topk", "num_experts", "units")
+        columns = zip(*(numbers(part, name).tolist() for name in names), strict=True)
+        sizes = [_exchange_sizes(route, _ELEMENT_BYTES[exchange], *map(int, row)) for row in columns]
+        joint = ExchangeSizes(*(np.array(column, dtype=np.float64) for column in zip(*sizes, strict=True)))
+        key = f"collective/{exchange}_{route}"
+        result.append(Group(engine, version, key, device, joint, part.seconds, rows))
+    return result
+
+
+def _exchange_sizes(
+    route: Route, element_bytes: float, nodes: int, tokens: int, width: int, top_k: int, experts: int, units: int
+) -> ExchangeSizes:
+    ranks, groups = nodes * _PER_NODE, nodes if route == "node" and experts % nodes == 0 else 1
+    ffn = MoEFFN(experts, top_k, width, num_groups=groups, top_k_groups=min(groups, 4))
+    once = tokens * width * element_bytes
+    message = Message("all_to_all", once * distinct_ranks(ffn, ranks), ranks, exchange=Exchange(ffn, once, route))
+    return ExchangeSizes.of(message, Spread(ranks, nodes, _PER_NODE, _PER_NODE, float(nodes > 1)), units)[0]
+
+
+def _fit_exchange(groups: Groups) -> ExchangeFit:
+    route = groups[0].key.rpartition("_")[2]
+    groups = [group.take(group.sizes.nodes <= _MOST_NODES[route]) for group in groups]
+    is_normal = route == "node"
+    begin = _BEGIN.model_copy(update={"unit_bytes_per_s": 1.2e10}) if is_normal else _BEGIN
+    return fit_groups(groups, begin, free=_FREE_EXCHANGE + (("unit_bytes_per_s", "forward") if is_normal else ()))
+
+
+EXCHANGES = KernelModule(_exchange_groups, _fit_exchange)
+
+
+def fit_deepep(tables: Iterable[KernelTable]) -> dict[str, ExchangeFit]:
+    """One fit for each of DeepEP's kernels and directions, of all tables. tables: of `DEEPEP`"""
+    groups: dict[str, list[Group]] = {}
+    for table in tables:
+        for group in _exchange_groups(table, DeviceFacts.of(load_hardware(table.system))):
+            groups.setdefault(group.key.partition("/")[2], []).append(group)
+    return {name: _fit_exchange(members) for name, members in sorted(groups.items())}

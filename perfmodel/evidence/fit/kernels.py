@@ -46,6 +46,8 @@ def timed(sizes: Any, fit: Any, device: DeviceFacts) -> Any:
         is_custom = isinstance(fit, collective.CustomAllReduceFit)
         seconds = collective.custom_seconds if is_custom else collective.collective_seconds
         return seconds(sizes, fit, device, link_for(device.hardware, 2))  # all measured groups: one scale-up domain
+    if isinstance(sizes, collective.ExchangeSizes):
+        return collective.exchange_seconds(sizes, fit, device)
     return _SECONDS[type(sizes)](sizes, fit, device)
 
 

@@ -14,6 +14,7 @@ from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.acceptance import fit_catalog, read_acceptance
 from perfmodel.evidence.fit.backends import fit_backends
+from perfmodel.evidence.fit.collectives import DEEPEP, fit_deepep
 from perfmodel.evidence.fit.device import ENGINE, fit_measured
 from perfmodel.evidence.fit.few import choose, fit_few, kernels_of, write_chosen
 from perfmodel.evidence.fit.layer_profile import fit_softmax, read_cards
@@ -42,7 +43,7 @@ from perfmodel.evidence.observation import (
     Progress,
 )
 from perfmodel.evidence.sources.energy import read_energy_rows
-from perfmodel.evidence.sources.kernels import table_files
+from perfmodel.evidence.sources.kernels import op_of, read_table, table_files
 from perfmodel.evidence.sources.local import read_local_rows
 from perfmodel.evidence.sources.measured import read_measurements
 from perfmodel.evidence.sources.recorded import read_serving_runs
@@ -202,6 +203,19 @@ def _softmax(path: Path, *_: object) -> _Fitted:
     return before.model_copy(update={"softmax_ops": fit_softmax(cards)}), {"source": source}
 
 
+def _exchange(path: Path, *_: object) -> _Fitted:
+    begin = load_exchange_fits()
+    if not path.is_dir():
+        return fit_exchanges(read_exchanges(path), begin), {}
+    tables = [read_table(file) for file in table_files(path) if op_of(file) in DEEPEP]
+    if not tables:
+        raise SpecError(f"{path}: has no tables {' or '.join(DEEPEP)}.")
+    fits = begin.model_copy(update=fit_deepep(tables))
+    of_tables = KERNEL_TABLES.source(f"{sum(map(len, tables)):,} times of DeepEP's kernels on up to 8 nodes")
+    others = [part for part in begin.source.split("; ") if KERNEL_TABLES.publisher not in part]
+    return fits, {"source": "; ".join([*others, of_tables])}
+
+
 def _kernel_errors(path: Path, *_: object) -> _Fitted:
     source = KERNEL_TABLES.source("residuals of kernel tables")
     command = "perfmodel calibrate --from <kernel tables> --kernel-errors"
@@ -225,7 +239,7 @@ def _acceptance(path: Path, *_: object) -> _Fitted:
 FITS_FOR_ALL: Mapping[str, Callable[[Path, Progress | None], _Fitted]] = MappingProxyType(
     {
         "acceptance": _acceptance,
-        "exchange": lambda path, _: (fit_exchanges(read_exchanges(path), load_exchange_fits()), {}),
+        "exchange": _exchange,
         "kernel_errors": _kernel_errors,
         "overheads": _overheads,
         "power": _power,

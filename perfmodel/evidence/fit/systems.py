@@ -24,7 +24,7 @@ from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit import layer_profile
 from perfmodel.evidence.fit.attention import DECODES, LATENT, PROMPTS
-from perfmodel.evidence.fit.collectives import COLLECTIVES
+from perfmodel.evidence.fit.collectives import COLLECTIVES, EXCHANGES
 from perfmodel.evidence.fit.kernels import Floats, Groups, KernelModule, predict, residuals_of
 from perfmodel.evidence.fit.modules import ENCODERS, MODULE_TABLES, WHOLE
 from perfmodel.evidence.fit.products import GEMM, MOE
@@ -51,6 +51,7 @@ MODULES: Mapping[str, KernelModule] = {
     "generation_attention": DECODES,
     "moe": MOE,
     **dict.fromkeys(("custom_allreduce", "nccl"), COLLECTIVES),
+    **dict.fromkeys(("wideep_deepep_ll", "wideep_deepep_normal"), EXCHANGES),
     **dict.fromkeys(("context_mla", "generation_mla", "mla_context_module", "mla_generation_module"), LATENT),
     **dict.fromkeys(MODULE_TABLES, WHOLE),
 }
@@ -96,7 +97,11 @@ def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = 
         return [_from_profile(path, engine)]
     kernels: defaultdict[tuple[str, str, str], list[Group]] = defaultdict(list)  # by architecture, operator and key
     for file in table_files(path):
-        for group in groups_of(read_table(file).sampled(_MAX_ROWS), file) if op_of(file) in MODULES else ():
+        for group in (
+            groups_of(read_table(file).sampled(_MAX_ROWS), file)
+            if MODULES.get(op_of(file), EXCHANGES) is not EXCHANGES
+            else ()
+        ):
             if group.engine in (engine, _EVERY_ENGINE):
                 kernels[_architecture(group), op_of(file), group.key].append(group)
     measured = {name for (name, _, _), groups in kernels.items() if any(group.engine == engine for group in groups)}

@@ -124,6 +124,8 @@ def read_table(path: str | Path) -> KernelTable:
                 columns[name] = np.where(column == "", "nan", column).astype(np.float64)
             except ValueError:
                 columns[name] = column
+    if "latency_ms" not in columns and "num_topk" in columns:
+        columns = _by_direction(columns)
     if "latency_ms" not in columns:
         raise SpecError(f"{path}: has no column latency_ms; expected one measured time per row")
     table = KernelTable(path.parent.name, op_of(path), columns)
@@ -132,6 +134,22 @@ def read_table(path: str | Path) -> KernelTable:
     if not is_timed.any():
         raise SpecError(f"{path}: no row has a latency_ms above 0.")
     return replace(table.take(is_timed), untimed=int((~is_timed).sum()))
+
+
+def _by_direction(columns: Mapping[str, Column]) -> dict[str, Column]:
+    """A row for each dispatch and each combine of tables that have both in microseconds, with the notices before."""
+    result: dict[str, Column] = {name: np.concatenate([column, column]) for name, column in columns.items()}
+    count, times, units = len(columns["num_topk"]), list[Column](), list[Column]()
+    for exchange in ("dispatch", "combine"):
+        parts = [
+            columns[f"{exchange}_{part}_us"]
+            for part in ("avg_t", "transmit", "notify")
+            if f"{exchange}_{part}_us" in columns
+        ]
+        times.append(np.sum(parts, axis=0) * 1e-3)
+        units.append(columns.get(f"{exchange}_sms", np.zeros(count)))
+    names = np.repeat(["dispatch", "combine"], count)
+    return result | {"exchange": names, "latency_ms": np.concatenate(times), "units": np.concatenate(units)}
 
 
 @contextmanager

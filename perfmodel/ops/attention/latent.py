@@ -15,7 +15,7 @@ from functools import partial
 
 from perfmodel.models.architecture import Indexer, LatentAttention
 from perfmodel.ops.attention.decode import attention_decode
-from perfmodel.ops.attention.layer import striped_decode, striped_prefill
+from perfmodel.ops.attention.layer import gathered_prompts, split_prompts, striped_decode, striped_prefill
 from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill, visible_keys, visible_pairs
 from perfmodel.ops.elementwise import kv_concat, kv_write, rms_norm, rope
 from perfmodel.ops.linear import gemm
@@ -180,6 +180,7 @@ def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[Operator
         *_written(mixer.kv_lora_rank + mixer.qk_rope_head_dim, context),
         *(_index_nodes(mixer, mixer.indexer, context) if mixer.indexer is not None else []),
         *striped_prefill((mixer.kv_lora_rank + mixer.qk_rope_head_dim) * context.kv_element_bytes, context),
+        *gathered_prompts(mixer.kv_lora_rank + mixer.qk_rope_head_dim, size, context.kv_element_bytes, context),
         *_prefill(mixer, context, num_heads),
         *_decode(mixer, context, num_heads),
         on_tokens("o_proj", partial(gemm, "o_proj", n=context.hidden, k=width, form=form)),
@@ -242,7 +243,7 @@ def _prefill(mixer: LatentAttention, context: LayerContext, num_heads: int) -> l
 
     def attend(prefills: Prompts) -> Work:
         if indexer is None or is_dense(prefills):
-            return attend_densely(prefills)
+            return attend_densely(split_prompts(prefills, context.shard.pcp))
         return sparse_prefill(prefills, latents, indexer.top_k)
 
     def absorbed(name: str, prefills: Prompts) -> Work:

@@ -89,6 +89,40 @@ def striped_prefill(token_bytes: float, context: LayerContext) -> list[OperatorN
     return [on_prefills(name, gather)] if dcp > 1 else []
 
 
+def split_prompts(prefills: Sequence[tuple[int, int]], pcp: int) -> Sequence[tuple[int, int]]:
+    """What a rank of `pcp` computes of prompts, (new tokens, cached ones): of 2 pcp equal parts one from the front and
+    the one as far from the end, so that all ranks attend to as many pairs.
+
+    Source: vLLM, vllm/v1/worker/gpu/pcp_manager.py (`_iter_rank_chunks`)."""
+    if pcp == 1:
+        return prefills
+    parts = [(-(-new // (2 * pcp)), new, cached) for new, cached in prefills]
+    return [
+        (tokens, place)
+        for size, new, cached in parts
+        for tokens, place in ((size, cached), (min(size, new - size), cached + new - size))
+        if tokens > 0
+    ]
+
+
+def gathered_prompts(elements: int, kv_bytes: float, written_bytes: float, context: LayerContext) -> list[OperatorNode]:
+    """Keys and values of prompts' new tokens, `elements` a token, gathered from all ranks that share the tokens out,
+    which each keep all of them; no node where one rank computes them all.
+
+    kv_bytes: of a gathered element; written_bytes: see `Heads`"""
+    pcp, group, size, fused = context.shard.pcp, context.shard.group("data"), context.element_bytes, context.is_fused
+    name, share = "pcp_kv_all_gather", (context.shard.pcp - 1) / context.shard.pcp
+
+    def written(prefills: Sequence[tuple[int, int]]) -> Work:
+        tokens = share * sum(new for new, _ in prefills)
+        return replace(kv_write(tokens, elements, size, written_bytes, is_fused=fused), name="pcp_kv_write")
+
+    def gather(prefills: Sequence[tuple[int, int]]) -> Work:
+        return all_gather(kv_bytes * elements * sum(new for new, _ in prefills), group, name)
+
+    return [on_prefills(name, gather), on_prefills("pcp_kv_write", written)] if pcp > 1 else []
+
+
 def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNode]:
     """QKV projection, query/key norm, RoPE, KV write, attention of prefills and of decodes, output projection."""
     heads = attention_heads(mixer, context)
@@ -106,7 +140,9 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
     is_flash = context.is_flash and heads.evicts_to is None
     prefill = flash_prefill if is_flash else partial(standard_prefill, is_fused=fused, is_module=not fused)
     nodes += striped_prefill(heads.kv_elements * heads.kv_element_bytes, context)
-    nodes.append(on_prefills("attention_prefill", partial(prefill, heads=heads)))
+    nodes += gathered_prompts(heads.kv_elements, size, heads.written_bytes, context)
+    pcp = context.shard.pcp
+    nodes.append(on_prefills("attention_prefill", lambda prompts: prefill(split_prompts(prompts, pcp), heads=heads)))
     nodes += _decode(mixer, context, heads)
     gated = heads.num_heads * heads.v_head_dim
     if mixer.output_gate:
@@ -149,7 +185,7 @@ def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[Opera
     index = None if span is None else context.model.attention_spans.index(span)
     nodes = striped_decode(heads, context, lambda seqs, c, queries, own: attend(seqs, c, own, queries=queries), index)
     if (
-        context.shard.dcp == 1
+        context.shard.dcp == context.shard.pcp == 1
         and span is None
         and context.is_flash
         and heads.is_plain

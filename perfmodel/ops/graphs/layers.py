@@ -25,7 +25,7 @@ from perfmodel.ops.collectives import all_gather, all_reduce, send_recv, tensor_
 from perfmodel.ops.elementwise import embedding, residual_add, rms_norm, sample
 from perfmodel.ops.feedforward import dense_ffn_nodes, moe_nodes
 from perfmodel.ops.linear import gemm, linear_nodes
-from perfmodel.ops.node import LayerContext, OperatorNode, on_samples, on_tokens
+from perfmodel.ops.node import LayerContext, OperatorNode, on_prefills, on_samples, on_tokens
 from perfmodel.ops.pooling import pooler_nodes
 from perfmodel.ops.recurrent import delta_net_nodes, linear_attention_nodes, mamba_nodes
 from perfmodel.ops.work import BatchShape, Depends, Work
@@ -135,8 +135,12 @@ def head_nodes(context: LayerContext, method: str, bytes_per_logit: float | None
     columns = context.shard.columns(vocab)
     head = partial(gemm, "lm_head", n=columns, k=context.hidden, form=context.format("lm_head"), has_bias=bias)
     logits_bytes = columns * context.shard.tp * context.element_bytes
+    hidden_bytes, pcp, group = context.hidden * context.element_bytes, context.shard.pcp, context.shard.group("data")
+    name = "pcp_hidden_all_gather"
+    restored = on_prefills(name, lambda prompts: all_gather(hidden_bytes * sum(new for new, _ in prompts), group, name))
     return [
         *_norm("final_norm", context, adds_residual=context.is_fused),
+        *([restored] if pcp > 1 else []),
         on_samples("lm_head", head),
         *adapter_nodes(vocabulary_targets(context.model)[1:], context),
         *tensor_parallel(all_gather, "logits_all_gather", logits_bytes, context, on_samples),

@@ -50,6 +50,7 @@ class StepGraph:
     experts_are_one_operator: routed experts are launched like any other operator
     adapters: LoRA adapters, where any are served
     stages: one graph per pipeline stage; empty for a single stage
+    overlap_from: tokens of steps without and with prompts from which two halves overlap; None: none do
     stage_layers, stage_kind: a stage's layers, and the first stage that differs in message targets only"""
 
     model: ModelSpec
@@ -64,6 +65,7 @@ class StepGraph:
     stage_kind: int = 0
     experts_are_one_operator: bool = False
     adapters: AdapterMix | None = None
+    overlap_from: tuple[int, int] | None = None
 
     @cached_property
     def num_layers(self) -> int:
@@ -158,6 +160,7 @@ def build_graph(
             is_plain,
             experts_are_one_operator=experts is not None and experts.one_operator,
             adapters=context.adapters,
+            overlap_from=engine.overlap_from,
         )
 
     if part is not None or num_stages == 1:

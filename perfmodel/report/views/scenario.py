@@ -64,6 +64,7 @@ def _hardware_facts(scenario: Scenario) -> Pairs:
     rate = next((name for name in ("bf16", "fp16", "fp32", "int8") if name in peaks), next(iter(peaks), None))
     engine = scenario.engine
     sizes = {"TP": engine.tensor_parallel_size, "PP": engine.pipeline_parallel_size, "DP": engine.data_parallel_size}
+    sizes["PCP"] = engine.prefill_context_parallel_size
     sizes["replicas"] = scenario.cluster.replicas
     parallelism = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
     memory = f"{format_si(hardware.memory_bytes, 'B')} at {format_si(hardware.memory_bandwidth, 'B/s')}"

@@ -75,7 +75,8 @@ class Pool:
 
     @property
     def devices_per_engine(self) -> int:
-        return self.spec.engine.tensor_parallel_size * self.spec.engine.pipeline_parallel_size
+        engine = self.spec.engine
+        return engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.prefill_context_parallel_size
 
     @property
     def weight_bytes_per_replica(self) -> float:

@@ -29,6 +29,8 @@ _FLOATS = {"f16": "float16", "fp16": "float16", "bf16": "bfloat16", "f32": "floa
 # small sibling as drafter (Chen et al. 2023: 0.71 to 0.85). What one's own server has is in its metrics.
 _RIGHT = {"ngram": RIGHT_OF_NGRAMS, "draft_model": 0.7, "medusa": 0.6, "eagle": 0.75}
 _FOR_SEVERAL = ("role", "further_rank", "is_further_rank")  # requested by a reader of several servers
+_DEEPEP_MODES = {"normal": "deepep_high_throughput", "low_latency": "deepep_low_latency"}
+_EVERY_STEP = {"dbo_decode_token_threshold": 2, "dbo_prefill_token_threshold": 2}
 _STEPS = 3  # sglang/srt/server_args.py, auto_choose_speculative_params
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "prefill": "prefill", "decode": "decode"}
 
@@ -204,6 +206,12 @@ def _sglang(reading: Reading) -> None:
         else:
             what = "host memory for KV blocks as a multiple of the device's; say how much by --hicache-size"
             reading.unmodelled.append((reading.source("hicache"), what))
+    mode = _DEEPEP_MODES.get(reading.take("deepep_mode", "auto"))
+    if mode and reading.get("engine.all2all_backend") == "deepep_auto":
+        reading.put("engine.all2all_backend", mode, reading.source("deepep_mode"))
+    if reading.take("two_batch_overlap", False):  # two_batch_overlap.py, compute_split_seq_index: from two tokens on
+        for name, value in {"enable_dbo": True, **_EVERY_STEP}.items():
+            reading.put(f"engine.{name}", value, reading.source("two_batch_overlap"))
     chunk = reading.take("chunked_prefill_size")
     if chunk is not None:
         setting = ("max_num_batched_tokens", chunk) if chunk > 0 else ("enable_chunked_prefill", False)
@@ -421,6 +429,8 @@ def _sglang_settings(settings: Settings, engine: EngineSpec) -> Settings:
         "expert-parallel-size": ranks if engine.enable_expert_parallel else None,
         "enable-priority-scheduling": engine.scheduling_policy == "priority" or None,
         **_hicache(engine),
+        "deepep-mode": next((mode for mode, name in _DEEPEP_MODES.items() if name == engine.all2all_backend), None),
+        "enable-two-batch-overlap": engine.enable_dbo or None,
     }
 
 

@@ -316,6 +316,7 @@ class EngineFacts(Spec):
                         known ahead; else a kernel of its own quantizes them
     states_in_model_dtype: recurrent states are kept in the model's dtype where its configuration names no other
     stripes_kv:         ranks with copies of the same KV heads can share out the tokens (decode context parallelism)
+    splits_prompts:     models whose prompts' tokens ranks can share out (prefill context parallelism)
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
     default_kernels:    by generation, of a family and format the kernel that servers run, as tables call it; else the
                         one that was measured with most
@@ -342,6 +343,7 @@ class EngineFacts(Spec):
     quantizes_before: bool = False
     states_in_model_dtype: bool = False
     stripes_kv: bool = False
+    splits_prompts: Literal["none", "latents", "all"] = "none"
     kv_block_sizes: tuple[PositiveInt, ...] = ()
     kv_groups: KvGroupRules = KvGroupRules()  # which layers have KV blocks of their own
     limits_to_positions: bool = False

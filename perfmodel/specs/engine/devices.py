@@ -208,6 +208,8 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
         yield "tensor_parallel_size", "attention heads do not divide by tensor_parallel_size", sentence
     yield from _stripe_refusals(model, engine)
     yield from pooling_refusals(model, engine)
+    yield from _prompt_split_refusals(model, engine)
+    yield from _overlap_refusals(model, engine)
     if pp > model.num_layers:
         sentence = f"got {pp} stages, and {model.name} has {model.num_layers} layers; expected 1 to {model.num_layers}"
         yield "pipeline_parallel_size", "more pipeline stages than layers", sentence
@@ -251,9 +253,7 @@ def _stripe_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str
             f"expected a divisor of that"
         )
         yield field, "no copies of KV heads to share tokens out over", sentence
-    has_indexer = any(isinstance(mixer, LatentAttention) and mixer.indexer is not None for mixer in mixers)
-    is_limited = model.attention_spans or has_indexer or any(getattr(mixer, "sparsity", None) for mixer in mixers)
-    if is_limited or model.has_states:
+    if _sees_part(model):
         sentence = f"got {size}, which is modelled where all layers attend to all keys, and some of {model.name} do not"
         yield field, "decode context parallelism beside other layers", sentence
 
@@ -273,6 +273,9 @@ def _adapter_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[st
         == "no",
         f"adapters of experts are not modelled, {way_out}": has_experts,
         f"adapters of other layers than softmax attention are not modelled, {way_out}": is_mixed,
+        "adapters are not modelled beside prefill_context_parallel_size or enable_dbo; leave one of them out": (
+            engine.prefill_context_parallel_size > 1 or engine.enable_dbo
+        ),
         f"adapters are not modelled with early exit, which {model.name} has; leave it out": model.exits is not None,
         f"it serves them for vocabularies up to {_MAX_LORA_VOCABULARY:,} tokens, and {model.name} has "
         f"{model.vocab_size:,}; name linear layers in lora_target_modules": is_wide,
@@ -280,6 +283,68 @@ def _adapter_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[st
     for sentence, applies in cases.items():
         if applies:
             yield "enable_lora", "LoRA adapters that are not modelled", f"got true, and {sentence}"
+
+
+def _prompt_split_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
+    """(field, reason, sentence) for prompts whose tokens ranks cannot share out.
+
+    Source: vLLM v0.30.0, vllm/v1/worker/gpu/pcp_manager.py, validate_config; vllm/platforms/cuda.py."""
+    field, size = "prefill_context_parallel_size", engine.prefill_context_parallel_size
+    if size == 1:
+        return
+    mixers = [layer.mixer for layer, _ in model.layers]
+    able, label = engine.described.facts.splits_prompts, engine.described.label
+    if able == "none":
+        sentence = f"got {size}, and {label} does not have it; leave it out, or name another engine"
+        yield field, "the engine has no prefill context parallelism", sentence
+    if able == "latents" and not all(isinstance(mixer, LatentAttention) for mixer in mixers):
+        sentence = f"got {size}, and {label} splits prompts of latent attention (MLA) only, which {model.name} has not"
+        yield field, "prefill context parallelism without latents", f"{sentence}; leave it out, or name another engine"
+    for name in ("data_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
+        if (other := getattr(engine, name)) > 1:
+            sentence = f"got {size} beside engine.{name}={other}, with which it is not modelled; set one of them to 1"
+            yield field, f"prefill context parallelism beside {name}", sentence
+    if _sees_part(model):
+        sentence = f"got {size}, which is modelled where all layers attend to all keys, and some of {model.name} do not"
+        yield field, "prefill context parallelism beside other layers", sentence
+
+
+def _sees_part(model: ModelSpec) -> bool:
+    """Whether layers keep or see other than all keys and values."""
+    mixers = [layer.mixer for layer, _ in model.layers]
+    has_indexer = any(isinstance(mixer, LatentAttention) and mixer.indexer is not None for mixer in mixers)
+    is_limited = model.attention_spans or has_indexer or any(getattr(mixer, "sparsity", None) for mixer in mixers)
+    return bool(is_limited or model.has_states)
+
+
+def _overlap_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
+    """(field, reason, sentence) for exchanges that two halves of a step cannot take in turns."""
+    by_rows = engine.all2all_backend == "deepep_auto"
+    if by_rows and engine.speculative_config is not None:
+        sentence = "got deepep_auto with engine.speculative_config, whose steps verify several tokens; name one mode"
+        yield "all2all_backend", "kernels by kind of step beside drafts", sentence
+    if not engine.enable_dbo:
+        return
+    field, backend = "enable_dbo", engine.all2all_backend or ""
+    if not backend.startswith("deepep") or engine.data_parallel_size == 1 or not engine.enable_expert_parallel:
+        sentence = (
+            "got true, and there are no DeepEP messages to hide under work; set engine.data_parallel_size, "
+            "engine.enable_expert_parallel and engine.all2all_backend to deepep_low_latency, deepep_high_throughput or "
+            "deepep_auto, or leave it out"
+        )
+        yield field, "two-batch overlap without DeepEP's exchanges", sentence
+    others = {
+        "speculative_config": engine.speculative_config is not None,
+        "pipeline_parallel_size": engine.pipeline_parallel_size > 1,
+        "decode_context_parallel_size": engine.decode_context_parallel_size > 1,
+        "prefill_context_parallel_size": engine.prefill_context_parallel_size > 1,
+    }
+    if model.has_states:
+        sentence = f"got true, and {model.name} has recurrent states, whose steps are not split; leave it out"
+        yield field, "two-batch overlap of recurrent layers", sentence
+    for name in (name for name, is_given in others.items() if is_given):
+        sentence = f"got true beside engine.{name}, with which halves of steps are not modelled; leave one of them out"
+        yield field, "two-batch overlap beside another split of steps", sentence
 
 
 def _listed(values: Iterable[int]) -> str:

@@ -49,9 +49,12 @@ LoraModule = Literal["qkv_proj", "o_proj", "gate_up_proj", "down_proj", "embed_t
 
 
 class EplbConfig(Spec):
-    """vLLM's: how many copies of popular experts there are beside one of each."""
+    """vLLM's: how many copies of popular experts there are beside one of each, placed by the tokens of the last
+    `window_size` steps every `step_interval` steps."""
 
     num_redundant_experts: NonNegativeInt = 0
+    window_size: PositiveInt = 1000
+    step_interval: PositiveInt = 3000
 
 
 class PoolerConfig(Spec):
@@ -80,15 +83,22 @@ class EngineSpec(VariantSpec):
     tensor_parallel_size: PositiveInt = 1
     pipeline_parallel_size: PositiveInt = 1
     data_parallel_size: PositiveInt = 1
+    prefill_context_parallel_size: PositiveInt = 1
     decode_context_parallel_size: PositiveInt = 1
     enable_expert_parallel: bool = False
     enable_eplb: bool = False  # experts placed, and popular ones copied, so that ranks are loaded alike
     eplb_config: EplbConfig = EplbConfig()
     # How tokens of data-parallel ranks get to the experts of others: gathered on all ranks and reduced afterwards, or
-    # sent to the ranks of their experts and back (all others); None: as the profile's engine does by default
+    # sent to the ranks of their experts and back (all others; deepep_auto, SGLang's: high throughput in steps with
+    # prompts, low latency in others); None: as the profile's engine does by default
     all2all_backend: (
         Literal[
-            "allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency", "flashinfer_all2allv", "pplx"
+            "allgather_reducescatter",
+            "deepep_auto",
+            "deepep_high_throughput",
+            "deepep_low_latency",
+            "flashinfer_all2allv",
+            "pplx",
         ]
         | None
     ) = None
@@ -177,11 +187,21 @@ class EngineSpec(VariantSpec):
     # Processes of the front end of a replica, each of which tokenises and answers one request after another; None: one
     # for each data-parallel rank
     api_server_count: PositiveInt | None = None
+    # Two-batch overlap: steps of so many tokens on each rank are computed in two halves, the messages of one of which
+    # travel while the other computes (SGLang's enable_two_batch_overlap; it splits from two tokens on)
+    enable_dbo: bool = False
+    dbo_decode_token_threshold: int = Field(default=32, ge=2)
+    dbo_prefill_token_threshold: int = Field(default=512, ge=2)
 
     @property
     def num_host_adapters(self) -> int:
         """Adapters in the host's memory, those in slots among them."""
         return self.max_cpu_loras or self.max_loras
+
+    @property
+    def overlap_from(self) -> tuple[int, int] | None:
+        """Tokens from which steps without and with prompts are split in two halves; None: none are."""
+        return (self.dbo_decode_token_threshold, self.dbo_prefill_token_threshold) if self.enable_dbo else None
 
     @property
     def plans_ahead(self) -> bool:
@@ -251,7 +271,8 @@ class EngineSpec(VariantSpec):
 
     @property
     def num_devices(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size * self.layer_split
+        ranks = self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+        return ranks * self.prefill_context_parallel_size * self.layer_split
 
     @property
     def kv_block_tokens(self) -> int:
@@ -316,11 +337,12 @@ class EngineSpec(VariantSpec):
         used = [name for name in names if getattr(self, name)]
         given = {"kv_cache": self.kv_cache != "paged", "speculative_config": self.speculative_config is not None}
         others = [*used, *(name for name, is_given in given.items() if is_given)]
-        if self.decode_context_parallel_size > 1 and others:
-            yield (
-                f"got {others[0]} with decode_context_parallel_size={self.decode_context_parallel_size}, which is "
-                f"modelled for plain KV blocks without drafts; leave one of them out"
-            )
+        for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+            if (size := getattr(self, name)) > 1 and others:
+                yield (
+                    f"got {others[0]} with {name}={size}, which is modelled for plain KV blocks without drafts; leave "
+                    f"one of them out"
+                )
         if self.kv_cache == "off" and used:
             yield f"got {used[0]} with kv_cache=off, which keeps no keys and values; leave one of them out"
         if self.kv_cache == "contiguous" and self.kv_offload:

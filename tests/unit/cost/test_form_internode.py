@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, OperatorTimer, load_calibration
+from perfmodel.cost.calibrations.for_all import load_exchange_fits
 from perfmodel.cost.kernel_models.fits import Residuals
-from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, CustomAllReduceFit
+from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, CustomAllReduceFit, exchange_time
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, send_recv
 from perfmodel.ops.messages import Exchange, RankGroup, distinct_nodes, distinct_ranks
@@ -63,22 +64,22 @@ def exchange_us(ffn, num_ranks, tokens, kernel, element_bytes, route):
 @pytest.mark.parametrize("num_ranks", LOW_LATENCY)
 @pytest.mark.parametrize("direction", [0, 1])
 def test_low_latency_exchanges_take_what_deepep_reports(num_ranks, direction):
-    """Within 11 %; the 40 us of a start are from these figures, the slope is the card's rate."""
+    """Within 15 %; fitted to other measurements of the same kernels, on 8 to 64 ranks."""
     ffn = MoEFFN(256, 8, 2048)
     predicted = exchange_us(ffn, num_ranks, 128, *(OUT, BACK)[direction], "expert")
-    assert predicted == pytest.approx(LOW_LATENCY[num_ranks][direction], rel=0.11)
+    assert predicted == pytest.approx(LOW_LATENCY[num_ranks][direction], rel=0.15)
 
 
 @pytest.mark.parametrize("num_ranks", NORMAL)
 @pytest.mark.parametrize("direction", [0, 1])
 def test_forwarded_exchanges_take_what_deepep_reports(num_ranks, direction):
-    """Nothing fitted. On two nodes NVLink is the slower part, and its kernels are not those of the fit: 23 % fast."""
+    """Within 16 %; fitted to other measurements of the same kernels, on 8 to 32 ranks."""
     ffn = MoEFFN(256, 8, 2048, num_groups=8, top_k_groups=4)
     kernel, element_bytes = (OUT, BACK)[direction]
     moved = 4096 * 7168 * element_bytes * distinct_nodes(ffn, num_ranks // 8)
     published = moved / (NORMAL[num_ranks][direction] * 1e3)
     predicted = exchange_us(ffn, num_ranks, 4096, kernel, element_bytes, "node")
-    assert predicted == pytest.approx(published, rel=0.25 if num_ranks == 16 else 0.1)
+    assert predicted == pytest.approx(published, rel=0.16)
 
 
 @pytest.mark.parametrize(("num_nodes", "tree_hops"), [(2, 2), (4, 4), (5, 6), (16, 8)])
@@ -155,8 +156,16 @@ def test_only_the_send_that_crosses_is_slow():
 
 
 def test_an_exchange_takes_the_faster_route_where_none_is_named():
-    """Few tokens go straight to their experts, many are sent once to each node."""
-    ffn = MoEFFN(256, 8, 2048)
+    """Few tokens go straight to their experts, many are sent once to each node; by the same kernels."""
+    ffn, fit, group = MoEFFN(256, 8, 2048), load_exchange_fits().dispatch, RankGroup("expert", 1, 1, 64)
     for tokens, route in ((1, "expert"), (4096, "node")):
-        by_route = {name: exchange_us(ffn, 64, tokens, *OUT, name) for name in ("expert", "node", None)}
+        one = tokens * 7168 * OUT[1]
+        by_route = {
+            name: exchange_time(
+                all_to_all(one * distinct_ranks(ffn, 64), group, *OUT[:1], *OUT[:1], Exchange(ffn, one, name)),
+                fit,
+                H800.device,
+            ).duration_s
+            for name in ("expert", "node", None)
+        }
         assert by_route[None] == by_route[route] == min(by_route.values())

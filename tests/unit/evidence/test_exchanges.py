@@ -8,13 +8,19 @@ import pytest
 
 from perfmodel.cost.calibrations.for_all import load_exchange_fits
 from perfmodel.cost.kernel_models import DeviceFacts
-from perfmodel.cost.kernel_models.messages.collective import ExchangeFit, exchange_time
+from perfmodel.cost.kernel_models.messages.collective import (
+    ExchangeFit,
+    ExchangeSizes,
+    exchange_seconds,
+    exchange_time,
+)
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.recorded import fit_recorded_for_all
 from perfmodel.evidence.fit.single_figures import fit_exchanges, read_exchanges
+from perfmodel.evidence.kinds.operators import validate_operators
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.collectives import all_to_all
-from perfmodel.ops.messages import Exchange, RankGroup, distinct_ranks
+from perfmodel.ops.messages import Exchange, Message, RankGroup, Spread, distinct_ranks
 from perfmodel.specs import load_hardware
 
 TRUE = ExchangeFit(floor_s=2.5e-5, start_s=1.1e-5, link_fraction=0.6)
@@ -85,3 +91,70 @@ def test_deepeps_figures_give_the_start_between_nodes_again() -> None:
     best = float(starts[np.argmin([squares(start) for start in starts])])
     assert best == pytest.approx(fits.dispatch.between_nodes_s, abs=5e-6)
     assert fits.combine.between_nodes_s == fits.dispatch.between_nodes_s
+
+
+MADE = {
+    "node": ExchangeFit(
+        start_s=3e-5,
+        doubling_s=2e-5,
+        link_fraction=0.55,
+        network_fraction=0.85,
+        unit_bytes_per_s=1.3e10,
+        forward=1.5,
+    ),
+    "expert": ExchangeFit(start_s=1.5e-5, doubling_s=5e-6, link_fraction=0.5, network_fraction=0.9),
+}
+TABLES = {"node": "wideep_deepep_normal", "expert": "wideep_deepep_ll"}
+
+
+def deepep_tables(folder: Path) -> Path:
+    """Tables as aiconfigurator has them, of an H100 whose kernels are those of `MADE`; combine takes the same time."""
+    device = DeviceFacts.of(load_hardware("h100-sxm-80gb"))
+    for route, fit in MADE.items():
+        path = folder / "h100_sxm" / f"{TABLES[route]}.csv"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        shared = ["engine_version", "node_num", "num_token", "hidden_size", "num_topk", "num_experts"]
+        parts = ("transmit", "notify") if route == "node" else ("avg_t",)
+        times = [f"{exchange}_{part}_us" for exchange in ("dispatch", "combine") for part in parts]
+        units = ["dispatch_sms", "combine_sms"] if route == "node" else []
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*shared, *times, *units])
+            for nodes in (1, 2, 4):
+                for tokens in (1, 16, 128, 1024, 8192):
+                    for sms in (4, 12, 24) if route == "node" else (0,):
+                        row = ["sglang 0.5.12", nodes, tokens, 4096, 8, 256]
+                        for element_bytes in (1 + 4 / 128, 2.0):
+                            ffn, ranks, once = MoEFFN(256, 8, 1), 8 * nodes, tokens * 4096 * element_bytes
+                            exchange = Exchange(ffn, once, route)
+                            payload = once * distinct_ranks(ffn, ranks)
+                            message = Message("all_to_all", payload, ranks, None, exchange)
+                            (sizes,) = ExchangeSizes.of(message, Spread(ranks, nodes, 8, 8, 1.0), sms)
+                            us = float(exchange_seconds(sizes, fit, device).duration) * 1e6
+                            row += [us - 3.0, 3.0] if route == "node" else [us]
+                        writer.writerow([*row, *([sms, sms] if units else [])])
+    return folder
+
+
+def test_deepeps_tables_give_their_kernels_again(tmp_path: Path) -> None:
+    """Both directions of a row, notice and transmission of normal ones together; each constant within 5 %."""
+    fits, _ = fit_recorded_for_all("exchange", deepep_tables(tmp_path), tmp_path / "out")
+    for route, made in MADE.items():
+        for exchange in ("dispatch", "combine"):
+            fit = getattr(fits, f"{exchange}_{route}")
+            assert fit.residuals.num_rows == (45 if route == "node" else 15)
+            more = ["unit_bytes_per_s", "forward"] if route == "node" else ["link_fraction"]
+            for name in ("start_s", "doubling_s", "network_fraction", *more):
+                assert getattr(fit, name) == pytest.approx(getattr(made, name), rel=0.05), (route, exchange, name)
+    assert fits.dispatch == load_exchange_fits().dispatch
+    with pytest.raises(SpecError, match="has no tables wideep_deepep_normal or wideep_deepep_ll"):
+        fit_recorded_for_all("exchange", tmp_path / "out", tmp_path / "other")
+
+
+def test_deepeps_tables_are_compared_row_by_row(tmp_path: Path) -> None:
+    """A dispatch and a combine for each row of the tables, none left out."""
+    report = validate_operators(deepep_tables(tmp_path), is_full=True)
+    assert report.rows == report.covered == 2 * (45 + 15)
+    assert {name for name in report.by if name.startswith("format ")} == {
+        f"format {exchange}_{route}" for exchange in ("dispatch", "combine") for route in MADE
+    }

@@ -28,20 +28,22 @@ spans across nodes"), so NCCL serves all sizes.
 
 The exchange of expert parallelism: tokens to the ranks of their experts (dispatch), and results back (combine).
 
-    within a node   t = max( floor, start + wire / (fraction L) )        wire = S (k - 1) / k
-    between nodes   t = start + max( within / (fraction L), between / (SIMPLE V) )
+    t = max( floor, start + double log2 N
+                    + max( within / (fraction L), between / (network V), (within + forward between) / (units u) ) )
 
-S is what a rank sends to all k. Unlike NCCL's all-to-all, these kernels write to (or read from) peer memory and wait
-for all peers, with a routing table to fill. Decode steps pay the floor, three times a small NCCL message. The first
-formula is for ranks that a switch joins; on other nodes the time is that of the all-to-all in `beyond`. A token takes
-one of three routes to its experts (`Exchange`): once to each node, where NVLink brings it to the ranks of its experts;
-once to each rank; or once to each expert. Between nodes `start` is at least `between_nodes_s`, and one hop more where
-tokens are handed on.
+`within` and `between` are the bytes that leave a rank over its link and over its network card, on N nodes; u what one
+compute unit copies, of the `units` that the kernels of `deepep_high_throughput` run on, which hand on what comes from
+other nodes. Unlike NCCL's all-to-all, these
+kernels write to (or read from) peer memory and wait for all peers, with a routing table to fill. Decode steps pay the
+floor, three times a small NCCL message. On a node without a switch the time is that of the all-to-all in `beyond`. A
+token takes one of three routes to its experts (`Exchange`): once to each node, where NVLink brings it to the ranks of
+its experts; once to each rank; or once to each expert. Between nodes `start` is at least `between_nodes_s`, and one hop
+more where tokens are handed on.
 The parameters are in `hardware_specs/calibrations/exchange.yaml`: those within a node from dispatch and combine on
 GB200 NVL72, 8 to 64 ranks, 1 to 2,048 tokens of DeepSeek-V3's size, in NVIDIA's "Optimizing MoE Communication with
 One-Sided AlltoAll Over NVLink" (TensorRT-LLM technical blog 18), of whose 48 figures each 80 % lie within -7 and +11 %
-of this formula. What engines other than TensorRT-LLM have (DeepEP's low-latency kernels, FlashInfer's) is said there to
-be no faster. The start between nodes from DeepEP's README: 40 us more than the bytes between nodes take.
+of this formula; their start between nodes from DeepEP's README: 40 us more than the bytes between nodes take. DeepEP's
+own kernels (routes to nodes and to experts) from tables of up to 8 nodes (`perfmodel.evidence.fit.collectives`).
 Source: NCCL's tuning model (src/graph/tuning.cc); vLLM csrc/custom_all_reduce.cuh; TensorRT-LLM allReduceKernels."""
 
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -55,7 +57,7 @@ from perfmodel.cost.kernel_models.messages.links import TwoLevel, most_ranks_of_
 from perfmodel.cost.kernel_models.overheads import OverPcieFit, load_overheads
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveFloat, PositiveInt
-from perfmodel.ops.messages import Message, Spread
+from perfmodel.ops.messages import NORMAL_UNITS, Message, Spread
 from perfmodel.ops.problem_sizes import Values
 from perfmodel.ops.work import Work
 from perfmodel.specs.networks import Link
@@ -280,36 +282,69 @@ def _sizes(message: Message) -> CollectiveSizes:
 
 
 class ExchangeFit(Spec):
-    """One direction. Times in seconds; fraction of the declared link bandwidth.
+    """One direction. Times in seconds; fractions of the declared bandwidths.
 
-    between_nodes_s: the least start of an exchange that leaves a node"""
+    between_nodes_s: the least start of an exchange that leaves a node
+    doubling_s: more with each doubling of nodes; None: 0
+    unit_bytes_per_s: of one compute unit; None: units do not limit
+    forward: copies of a byte that crosses nodes"""
 
     form: Literal["expert_exchange"] = "expert_exchange"
-    floor_s: float = Field(ge=1e-6, le=1e-3)
+    floor_s: float = Field(default=1e-6, ge=1e-6, le=1e-3)
     start_s: float = Field(ge=1e-7, le=1e-3)
+    doubling_s: float | None = Field(default=None, ge=1e-8, le=1e-3)
     link_fraction: float = Field(ge=0.05, le=1.0)
+    network_fraction: float = Field(default=_SIMPLE, ge=0.05, le=1.0)
+    unit_bytes_per_s: float | None = Field(default=None, ge=1e8, le=1e12)
+    forward: float = Field(default=1.0, ge=0.1, le=10.0)
     between_nodes_s: float = Field(default=0.0, ge=0, le=1e-3)
     beyond: CollectiveFit = CollectiveFit()
     residuals: Residuals = Residuals()
+
+
+class ExchangeSizes(NamedTuple):
+    """One dispatch or combine, or many as arrays: bytes that leave a rank over its link and over its card, nodes, hops
+    between them, compute units of the kernel"""
+
+    within: Values
+    between: Values
+    nodes: Values
+    hops: Values
+    units: Values
+
+    @classmethod
+    def of(cls, message: Message, spread: Spread, units: float = NORMAL_UNITS) -> tuple["ExchangeSizes", ...]:
+        """One for each way that `message` may take."""
+        size, nodes = message.bytes_, spread.num_nodes
+        ways = ways_of(message, spread)
+        return tuple(cls(size * way.within, size * way.between, nodes, way.hops_between, units) for way in ways)
+
+    @property
+    def payload(self) -> Values:
+        return self.within + self.between
+
+
+def exchange_seconds(sizes: ExchangeSizes, fit: ExchangeFit, device: DeviceFacts, xp: Any = np) -> CollectiveParts:
+    """The kernels' time. sizes: numbers or columns; fit: of the kernels; device: the ranks'; xp: numpy, or scalar
+    functions"""
+    rate, network = fit.link_fraction * device.link.bandwidth_bytes_per_s, device.network
+    network_rate = fit.network_fraction * network.bandwidth_bytes_per_s
+    start_s = (fit.doubling_s or 0.0) * xp.log2(sizes.nodes)
+    leaving_s = max(fit.start_s, fit.between_nodes_s) + (sizes.hops - 1) * network.latency_s
+    start_s = start_s + xp.where(sizes.nodes > 1, leaving_s, fit.start_s)
+    wire = xp.maximum(sizes.within / rate, sizes.between / network_rate)
+    if fit.unit_bytes_per_s is not None:
+        copied = sizes.within + fit.forward * sizes.between
+        wire = xp.maximum(wire, copied / (sizes.units * fit.unit_bytes_per_s))
+    return CollectiveParts(xp.maximum(fit.floor_s, start_s + wire), wire)
 
 
 def exchange_time(work: Work, fit: ExchangeFit, device: DeviceFacts) -> OperatorTime:
     """The time of the exchange of `work`; latency counts as communication."""
     if work.message is None:
         return NO_TIME
-    ranks, link, spread = work.message.num_ranks, device.link, device.spread(work.message)
-    rate = fit.link_fraction * link.bandwidth_bytes_per_s
-    if spread.num_nodes > 1:
-        start_s, network = max(fit.start_s, fit.between_nodes_s), device.network
-        network_rate = _SIMPLE * network.bandwidth_bytes_per_s
-        duration = min(
-            start_s
-            + (item.hops_between - 1) * network.latency_s
-            + work.message.bytes_ * max(item.within / rate, item.between / network_rate)
-            for item in ways_of(work.message, spread)
-        )
-        return OperatorTime.on_the_wire(duration)
-    if not link.has_switch:
+    spread = device.spread(work.message)
+    if spread.num_nodes == 1 and not device.link.has_switch:
         return collective_time(work, fit.beyond, device)
-    duration = max(fit.floor_s, fit.start_s + work.message.bytes_ * (ranks - 1) / ranks / rate)
-    return OperatorTime.on_the_wire(duration)
+    ways = ExchangeSizes.of(work.message, spread)
+    return OperatorTime.on_the_wire(min(float(exchange_seconds(way, fit, device, SCALARS).duration) for way in ways))

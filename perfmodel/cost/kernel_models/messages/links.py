@@ -15,7 +15,8 @@ device over the scale-up link and over the network. All devices of a node send a
     to_experts                 1                    1               T e (M-1)/k       T e (k-m)/k
     to_nodes                   1                    2               S (k-1)/k         T d (N-1)/N
 
-T is one copy of all tokens of a rank, e the experts of a token, d the nodes that they are on, on average.
+T is one copy of all tokens of a rank, e the experts of a token, d the nodes that they are on, on average. Copies for
+ranks and experts are those of the rank that receives most, where `Exchange` knows it.
 
 A ring passes each byte through every device and leaves a node once, over as many cards as the group has devices there.
 A tree first reduces within a node, each device its part, then over the network (N nodes as a double binary tree, whose
@@ -140,9 +141,9 @@ def ways_of(message: Message, spread: Spread) -> tuple[TwoLevel, ...]:
     one, k, num_nodes = exchange.copy_bytes / message.bytes_, spread.num_ranks, spread.num_nodes
     ways = []
     if exchange.route in (None, "expert"):
-        item = one * exchange.ffn.top_k
+        item = one * exchange.ffn.top_k * exchange.busiest
         ways.append(TwoLevel("to_experts", 1, 1, item * direct[0].within, item * direct[0].between))
     if exchange.route in (None, "node"):
         once = min(one * distinct_nodes(exchange.ffn, num_nodes), 1.0) * (num_nodes - 1) / num_nodes
-        ways.append(TwoLevel("to_nodes", 1, 2, (k - 1) / k, once))
+        ways.append(TwoLevel("to_nodes", 1, 2, exchange.busiest * (k - 1) / k, once))
     return tuple(ways)

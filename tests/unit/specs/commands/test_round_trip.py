@@ -29,6 +29,10 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "data_parallel_size": st.sampled_from([1, 4]),
     "enable_expert_parallel": st.booleans(),
     "all2all_backend": st.sampled_from(["deepep_low_latency", "pplx", "flashinfer_all2allv"]),
+    "prefill_context_parallel_size": st.sampled_from([1, 4]),
+    "enable_dbo": st.booleans(),
+    "dbo_decode_token_threshold": st.integers(2, 512),
+    "dbo_prefill_token_threshold": st.integers(2, 512),
     "dtype": st.sampled_from(["auto", "float32", "float16", "bfloat16"]),
     "quantization": st.sampled_from([None, "fp8", "awq", "gptq", "modelopt_fp4", "mxfp4"]),
     "kv_cache_dtype": st.sampled_from(["auto", "fp8", "fp8_e5m2", "nvfp4"]),
@@ -64,6 +68,8 @@ def test_an_engine_s_line_is_the_engine_again(fields: dict[str, Any]) -> None:
         fields.pop("speculative_config", None)
     if "speculative_config" in fields:
         fields.pop("kv_offload", None)
+    if fields.get("prefill_context_parallel_size", 1) > 1:
+        fields = {name: value for name, value in fields.items() if name not in ("speculative_config", "kv_offload")}
     engine = EngineSpec(**fields)
     line = shlex.join(["vllm", "serve", "a/b", *engine_arguments(engine, load_model("llama-3.1-8b"))])
     found = read_line(line, Asking(hardware="h100-sxm-80gb"))
