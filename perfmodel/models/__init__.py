@@ -7,6 +7,7 @@ __all__ = [
     "BITS_PER_WEIGHT",
     "COMPONENTS",
     "Attention",
+    "CompressedAttention",
     "DenseFFN",
     "FeedForward",
     "GatedDeltaNet",
@@ -34,6 +35,7 @@ __all__ = [
 
 from perfmodel.models.architecture import (
     Attention,
+    CompressedAttention,
     DenseFFN,
     FeedForward,
     GatedDeltaNet,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfmodel.errors import SpecError, UnsupportedError
-from perfmodel.models.architecture import Attention, LatentAttention, MoEFFN
+from perfmodel.models.architecture import KEYED, Attention, CompressedAttention, LatentAttention, MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.architectures import find_architecture
 from perfmodel.specs.engine.description import EngineDefaults, EngineFacts, StepBudget, Use, backend_of
@@ -151,7 +151,8 @@ def heads_divide(model: ModelSpec, tensor_parallel_size: int) -> bool:
 
 def _heads(model: ModelSpec) -> list[int]:
     mixers = [layer.mixer for layer, _ in model.layers]
-    return sorted({mixer.num_heads for mixer in mixers if isinstance(mixer, Attention | LatentAttention)})
+    groups = {mixer.o_groups for mixer in mixers if isinstance(mixer, CompressedAttention)}
+    return sorted(groups | {mixer.num_heads for mixer in mixers if isinstance(mixer, KEYED)})
 
 
 def _backend_refusals(engine: EngineSpec, hardware: HardwareSpec) -> Iterator[tuple[str, str, str]]:
@@ -220,14 +221,14 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
 def _stripe_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
     """(field, reason, sentence) for KV caches that ranks of decode context parallelism cannot share out."""
     size, tp = engine.decode_context_parallel_size, engine.tensor_parallel_size
-    mixers = [layer.mixer for layer, _ in model.layers if isinstance(layer.mixer, Attention | LatentAttention)]
+    mixers = [layer.mixer for layer, _ in model.layers if isinstance(layer.mixer, KEYED)]
     if size == 1:
         return
     field = "decode_context_parallel_size"
     if not engine.described.facts.stripes_kv:
         sentence = f"got {size}, and {engine.described.label} does not have it; leave it out, or name another engine"
         yield field, "the engine has no decode context parallelism", sentence
-    heads = [1 if isinstance(mixer, LatentAttention) else mixer.num_kv_heads for mixer in mixers]
+    heads = [mixer.num_kv_heads if isinstance(mixer, Attention) else 1 for mixer in mixers]
     copies = sorted({max(1, tp // count) for count in heads}) or [0]
     if any(not count or count % size for count in copies):
         sentence = (
@@ -235,8 +236,10 @@ def _stripe_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str
             f"expected a divisor of that"
         )
         yield field, "no copies of KV heads to share tokens out over", sentence
-    has_indexer = any(isinstance(mixer, LatentAttention) and mixer.indexer is not None for mixer in mixers)
-    is_limited = model.attention_spans or has_indexer or any(getattr(mixer, "sparsity", None) for mixer in mixers)
+    is_limited = model.attention_spans or any(
+        isinstance(mixer, CompressedAttention) or mixer.indexer is not None or getattr(mixer, "sparsity", None)
+        for mixer in mixers
+    )
     if is_limited or model.has_states:
         sentence = f"got {size}, which is modelled where all layers attend to all keys, and some of {model.name} do not"
         yield field, "decode context parallelism beside other layers", sentence
