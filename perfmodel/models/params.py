@@ -202,7 +202,7 @@ def _latent_attention(m: LatentAttention, d: int) -> tuple[int, int]:
 
 def _compressed_attention(m: arch.CompressedAttention, d: int) -> tuple[int, int]:
     """q_a d*r_q, q_b r_q*H*h, kv d*h, o_a H*h*r_o, o_b g*r_o*d, H sinks. Each of c overlapping compressors adds key and
-    weight 2*d*c*h and the weight's positions ratio*c*h; the indexer one of its own size, q r_q*H_i*h_i, weights d*H_i."""
+    weight 2*d*c*h and the weight's positions ratio*c*h; the indexer its own, q r_q*H_i*h_i and weights d*H_i."""
     h, i, c = m.head_dim, m.indexer, m.num_overlapping
     params = d * (m.q_lora_rank + h) + m.q_lora_rank * m.num_heads * h + m.num_heads * (h * m.o_lora_rank + 1)
     params += m.o_groups * m.o_lora_rank * d + c * h * (2 * d + m.ratio)

@@ -163,8 +163,8 @@ def conv_channels(mixer: Mamba | GatedDeltaNet, state: StateShape) -> int:
 
 
 def delta_net_nodes(mixer: GatedDeltaNet, context: LayerContext) -> list[OperatorNode]:
-    """Projections of q, k, v, z and of the gates a, b; convolution; delta rule; gated norm; output projection. Kimi delta
-    attention projects the decays of key channels, and z, through thin matrices.
+    """Projections of q, k, v, z and of the gates a, b; convolution; delta rule; gated norm; output projection. Kimi
+    delta attention projects the decays of key channels, and z, through thin matrices.
 
     Source: Kimi Linear (2025), section 3; vLLM, vllm/models/kimi_k3/nvidia/kda.py"""
     state = state_shape(mixer, context.shard.tp, context.dtype, context.element_bytes)

@@ -34,6 +34,7 @@ from perfmodel.ops.recurrent import STATE_BYTES, conv_channels, linear_heads, st
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.spec import EngineSpec
 
+
 def shard_layer(layer: arch.Layer, shard: Sharding) -> arch.Layer:
     """The part of a layer on one device, as a layer of smaller sizes."""
     return replace(layer, mixer=_shard_mixer(layer.mixer, shard), ffn=_shard_ffn(layer.ffn, shard))

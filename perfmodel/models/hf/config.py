@@ -14,7 +14,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.sandbox import read_json
-from perfmodel.models.architecture import KEYED, Attention, FeedForward, Layer, Mixer, QuantizationSpec
+from perfmodel.models.architecture import KEYED, FeedForward, Layer, Mixer, QuantizationSpec
 from perfmodel.models.executed import format_of_name
 from perfmodel.models.hf import blocks
 from perfmodel.models.hf.families import CLASS_DEFAULTS, Family, family_of, not_computed, refuse_unless_decoder

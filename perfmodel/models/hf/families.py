@@ -103,7 +103,8 @@ _FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "deepseek_v4", "kimi_k2", "kimi_linear"), _DEEPSEEK3),
     "minimax_m2": replace(_WIDE_NORM, routing=_BALANCED),
     **dict.fromkeys(
-        ("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), replace(_QWEN3_NEXT, routing=replace(_BALANCED, scale=2.0))
+        ("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"),
+        replace(_QWEN3_NEXT, routing=replace(_BALANCED, scale=2.0)),
     ),
     "nemotron_h": Family(gated_ffn=False, routing=_BALANCED),
     "llama4_text": Family(qk_norm_width="none"),

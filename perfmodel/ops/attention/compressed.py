@@ -21,7 +21,7 @@ from perfmodel.models.architecture import CompressedAttention
 from perfmodel.ops.attention.decode import attention_decode
 from perfmodel.ops.attention.indexer import Prompts, index_nodes
 from perfmodel.ops.attention.prefill import Heads, flash_prefill, visible_pairs
-from perfmodel.ops.elementwise import elementwise, kv_write, rms_norm, rope
+from perfmodel.ops.elementwise import elementwise, rms_norm, rope
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefills, on_tokens
 from perfmodel.ops.work import Work
@@ -88,6 +88,13 @@ def _compress(name: str, num_tokens: float, mixer: CompressedAttention, size: in
     return elementwise(name, flops, num_bytes, 2)
 
 
+def _insert(num_tokens: float, num_heads: int, size: int, row_bytes: float, b: float) -> Work:
+    """Norm and rotation of each head's query, in place, and of the key, which goes into the cache: one kernel (vLLM:
+    fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert). FLOPs 7 and bytes 2 b an element."""
+    elements = num_tokens * (num_heads + 1) * size
+    return elementwise("norm_rope_write", 7.0 * elements, 2.0 * elements * b, kv_bytes=num_tokens * row_bytes)
+
+
 def compressed_nodes(mixer: CompressedAttention, context: LayerContext) -> list[OperatorNode]:
     """Queries and keys from one replicated projection; compressors; the indexer; attention; grouped output projection.
 
@@ -112,21 +119,18 @@ def compressed_nodes(mixer: CompressedAttention, context: LayerContext) -> list[
         work = attention_decode(num_seqs, keys, heads, splits_kv=context.splits_kv, queries=queries)
         return replace(work, kv_bytes=keys * row_bytes)
 
-    rotated = (num_heads + 1) * mixer.rope_dim
     return [
         *(on_tokens(name, partial(gemm, name, n=n, k=k, form=form)) for name, (n, k, form) in gemms.items()),
         on_tokens("latent_norm", norm),
-        on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=context.is_fused)),
-        on_tokens("kv_write", lambda n: kv_write(n, h, size, row_bytes / h, is_fused=context.is_fused)),
+        on_tokens("norm_rope_write", partial(_insert, num_heads=num_heads, size=h, row_bytes=row_bytes, b=size)),
         *(
             on_tokens(name, partial(_compress, name, mixer=mixer, size=width, element_bytes=size))
             for name, width in compressors.items()
         ),
         *(index_nodes(mixer.indexer, context, rank, mixer.ratio) if mixer.indexer is not None else []),
-        on_prefills(
-            "attention_prefill", partial(compressed_prefill, mixer=mixer, heads=tiled, row_bytes=row_bytes)
-        ),
+        on_prefills("attention_prefill", partial(compressed_prefill, mixer=mixer, heads=tiled, row_bytes=row_bytes)),
         on_decodes("attention_decode", decode),
+        on_tokens("output_rope", lambda n: rope(n, num_heads * h, size, is_fused=context.is_fused)),
         on_tokens(
             "o_a_proj",
             partial(gemm, "o_a_proj", n=groups * mixer.o_lora_rank, k=num_heads * h // groups, form=form),

@@ -4,7 +4,6 @@ One key per token for all heads, or per group of tokens that DeepSeek-V4 compres
 over its heads with weights of their own (DeepSeek, GLM), or give each KV head its blocks of tokens (MiniMax-M3)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from perfmodel.models.architecture import Indexer
@@ -21,20 +20,21 @@ Prompts = Sequence[tuple[int, int]]  # new tokens and cached ones of each
 def index_prefill(prefills: Prompts, indexer: Indexer, ratio: int = 1) -> Work:
     """Index scores of every visible pair, and top-k: FLOPs = 2 pairs H_i h_i, at the rate of the cached keys' format.
 
-    bytes: keys once, fp32 scores written and read by the top-k. ratio: tokens to a key.
+    bytes: keys once, fp32 scores written and read by the top-k. ratio: tokens to a key, of which the problem
+    has all, so that a kernel model takes a share of their products.
     Source: DeepSeek-V3.2-Exp report, eq. 1."""
     if not prefills:
         return Work("index_prefill", "attention_prefill", rate="fp8", num_kernels=0)
-    pairs = sum(visible_pairs(t, p) for t, p in prefills) / ratio
-    keys = sum(visible_keys(t, p) for t, p in prefills) / ratio
+    pairs = sum(visible_pairs(t, p) for t, p in prefills)
+    keys = sum(visible_keys(t, p) for t, p in prefills)
     tokens = sum(t for t, _ in prefills)
     return Work(
         "index_prefill",
         "attention_prefill",
-        flops=2.0 * pairs * indexer.num_heads * indexer.head_dim,
+        flops=2.0 * pairs * indexer.num_heads * indexer.head_dim / ratio,
         rate=_index_rate(indexer),
-        activation_bytes=8.0 * pairs + tokens * indexer.num_heads * indexer.head_dim,
-        kv_bytes=float(keys * indexer.head_dim) * indexer.key_bytes,
+        activation_bytes=8.0 * pairs / ratio + tokens * indexer.num_heads * indexer.head_dim,
+        kv_bytes=float(keys * indexer.head_dim) * indexer.key_bytes / ratio,
         num_kernels=2,
         problem=PrefillSize(_index_heads(indexer), tuple(prefills), tokens, keys, pairs),
     )
@@ -63,15 +63,16 @@ def index_decode(num_seqs: int, context: float, indexer: Indexer, queries: float
 _INDEX_KERNELS = 6
 
 
-def index_preparation(num_tokens: int, indexer: Indexer, element_bytes: float) -> Work:
-    """Elementwise kernels between the index projections and the scores: six, one of which quantizes.
+def index_preparation(num_tokens: int, indexer: Indexer, element_bytes: float, is_fused: bool = False) -> Work:
+    """Elementwise kernels between the index projections and the scores: six, one of which quantizes; fused one, for
+    DeepSeek-V4 (vLLM: fused_indexer_q).
 
     num_tokens: new; indexer: the model's; element_bytes: before quantization.
     Source: `Indexer.forward` of deepseek-ai/DeepSeek-V3.2-Exp, inference/model.py; engines launch as many kernels."""
     queries = indexer.num_heads * indexer.head_dim
     passes = 2 * 2 * queries + 3 * 2 * indexer.head_dim + 2 * indexer.num_heads  # twice the queries, thrice the key
     num_bytes = num_tokens * (passes * element_bytes + queries * (element_bytes + 1.0))
-    kernels = _INDEX_KERNELS if num_tokens else 0
+    kernels = (1 if is_fused else _INDEX_KERNELS) if num_tokens else 0
     return Work("index_prepare", "elementwise", activation_bytes=num_bytes, num_kernels=kernels)
 
 
@@ -84,34 +85,34 @@ def _index_rate(indexer: Indexer) -> str:
     return "fp8" if indexer.key_bytes == 1.0 else "bf16"
 
 
-def index_nodes(
-    indexer: Indexer, context: LayerContext, query_rank: int | None, ratio: int = 1, num_heads: int | None = None
-) -> list[OperatorNode]:
+def index_nodes(indexer: Indexer, context: LayerContext, query_width: int, ratio: int = 1) -> list[OperatorNode]:
     """Projections of an indexer, what is done to them, its scores and choice; none where another layer chooses.
 
-    query_rank: of the latent that queries are projected from, None: the hidden state, as of MiniMax-M3, whose heads
-    have no weights; ratio: tokens to a key, which `compressed_nodes` has made; num_heads: on this device, of those
-    that are divided"""
+    query_width: of what queries are projected from; ratio: tokens to a key, which `compressed_nodes` has made"""
     if indexer.is_shared:
         return []
-    if num_heads is not None:
-        indexer = replace(indexer, num_heads=num_heads)
     form, hidden, size = context.format("attention"), context.hidden, indexer.head_dim
     plain = context.format("router")  # head weights stay in the model's dtype
-    gemms = {"index_q_proj": (indexer.num_heads * size, query_rank or hidden, form)}
+    gemms = {"index_q_proj": (indexer.num_heads * size, query_width, form)}
     if ratio == 1:
         gemms["index_k_proj"] = (size, hidden, form)
-    if num_heads is None:
-        gemms["index_weights_proj"] = (indexer.num_heads, hidden, plain)
+    gemms["index_weights_proj"] = (indexer.num_heads, hidden, plain)
+    prepare = partial(index_preparation, indexer=indexer, element_bytes=context.element_bytes, is_fused=ratio > 1)
+    return [
+        *(on_tokens(name, partial(gemm, name, n=n, k=k, form=form)) for name, (n, k, form) in gemms.items()),
+        on_tokens("index_prepare", prepare),
+        on_tokens("index_write", lambda n: kv_write(n / ratio, size, context.element_bytes, indexer.key_bytes)),
+        *choice_nodes(indexer, ratio),
+    ]
+
+
+def choice_nodes(indexer: Indexer, ratio: int = 1) -> list[OperatorNode]:
+    """Scores of cached keys and the choice; queries are there. indexer: with this device's heads"""
 
     def of_decodes(num_seqs: int, visible: float, queries: float) -> Work:
         return index_decode(num_seqs, visible / ratio, indexer, queries)
 
     return [
-        *(on_tokens(name, partial(gemm, name, n=n, k=k, form=form)) for name, (n, k, form) in gemms.items()),
-        on_tokens("index_prepare", partial(index_preparation, indexer=indexer, element_bytes=context.element_bytes)),
-        on_tokens("index_write", lambda n: kv_write(n / ratio, size, context.element_bytes, indexer.key_bytes)),
         on_prefills("index_prefill", partial(index_prefill, indexer=indexer, ratio=ratio)),
         on_decodes("index_decode", of_decodes),
     ]
-

@@ -116,7 +116,11 @@ def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[Operator
         *_projections(mixer, context, num_heads),
         *([on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=context.is_fused))] if mixer.rope else []),
         *_written(mixer.kv_lora_rank + mixer.qk_rope_head_dim, context),
-        *(index_nodes(mixer.indexer, context, mixer.q_lora_rank) if mixer.indexer is not None else []),
+        *(
+            index_nodes(mixer.indexer, context, mixer.q_lora_rank or context.hidden)
+            if mixer.indexer is not None
+            else []
+        ),
         *striped_prefill((mixer.kv_lora_rank + mixer.qk_rope_head_dim) * context.kv_element_bytes, context),
         *_prefill(mixer, context, num_heads),
         *_decode(mixer, context, num_heads),

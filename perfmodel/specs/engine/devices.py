@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfmodel.errors import SpecError, UnsupportedError
-from perfmodel.models.architecture import KEYED, Attention, CompressedAttention, LatentAttention, MoEFFN
+from perfmodel.models.architecture import KEYED, Attention, CompressedAttention, MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.architectures import find_architecture
 from perfmodel.specs.engine.description import EngineDefaults, EngineFacts, StepBudget, Use, backend_of

@@ -23,7 +23,9 @@ def latent_attention(
     if batch.trees is not None:
         raise PerfmodelError("a tree of drafted tokens is not verified with latent attention; draft a chain instead.")
     if mixer.rope is None:
-        raise PerfmodelError("latent attention without rotated positions is simulated, not executed; run another model.")
+        raise PerfmodelError(
+            "latent attention without rotated positions is simulated, not executed; run another model."
+        )
     rotation = step.rotations.rows(mixer.rope, mixer.qk_rope_head_dim)
     queries = x_TC
     if weights.q_down is not None:
