@@ -119,9 +119,9 @@ def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[arch.
     """KV cache bytes of one token in `layers` on one device.
 
     Attention 2 K h b (K KV heads of this device), MLA (r_kv + r) b on every device, a compressed key's share, plus an
-    indexer's keys. Layers with a window or chunk count in full: blocks are allocated for whole sequences. With several formats, that of the oldest
-    tokens; `kv_bytes` adds what newer ones take. Layers that evict keep 4 H bytes of score sums besides. Of ranks that
-    share out tokens (dcp) the mean."""
+    indexer's keys. Layers with a window or chunk count in full: blocks are allocated for whole sequences. With several
+    formats, that of the oldest tokens; `kv_bytes` adds what newer ones take. Layers that evict keep 4 H bytes of score
+    sums besides. Of ranks that share out tokens (dcp) the mean."""
     form, group_size = model.quantization.kv_cache or model.dtype, model.quantization.kv_group_size
     size = kv_element_bytes(form, group_size)
     total = 0.0

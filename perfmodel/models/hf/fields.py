@@ -25,7 +25,8 @@ _NAMES = {
     "norm_eps": "rms_norm_eps layer_norm_epsilon layer_norm_eps norm_epsilon norm_eps",
     "rope_parameters": "rope_parameters rope_scaling",
     "num_experts": "num_experts num_local_experts n_routed_experts moe_num_experts",
-    "num_experts_per_tok": "num_experts_per_tok num_experts_per_token experts_per_token moe_top_k moe_k moe_topk top_k_experts",
+    "num_experts_per_tok": "num_experts_per_tok num_experts_per_token experts_per_token moe_top_k moe_k moe_topk "
+    + "top_k_experts",
     "moe_intermediate_size": "moe_intermediate_size expert_ffn_hidden_size",
     "n_shared_experts": "n_shared_experts num_shared_experts moe_num_shared_experts num_shared_expert",
     "n_group": "n_group num_expert_group",

@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.memory.footprint import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.cost.memory.plan import compressed_blocks, plan_memory
-from perfmodel.models.architecture import KEYED, CompressedAttention, GatedDeltaNet, Indexer
-from perfmodel.models.cards import load_model
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.catalog import find_file
+from perfmodel.models import model_from_config
+from perfmodel.models.architecture import KEYED, CompressedAttention, GatedDeltaNet, Indexer, LatentAttention
+from perfmodel.models.cards import load_card, load_model
+from perfmodel.models.executed import why_not_executed
 from perfmodel.models.params import layer_parameters
 from perfmodel.ops import build_graph
 from perfmodel.ops.attention.compressed import (
@@ -26,7 +30,7 @@ from perfmodel.ops.attention.prefill import Heads
 from perfmodel.ops.elementwise import residual_mix
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, decode_shape
-from perfmodel.specs import load_hardware
+from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
 
 CSA = CompressedAttention(64, 512, 64, 1024, 8, 1024, 128, 4, Indexer(64, 128, 512))
@@ -229,3 +233,82 @@ def test_residual_streams_by_hand():
     k3 = _nodes("kimi-k3", EngineSpec(tensor_parallel_size=8))
     mixed = next(node for name, node in k3.items() if name.startswith("residual_mix")).work(BatchShape(1, 0))
     assert mixed.activation_bytes == pytest.approx((sums + 1 + 1 + 2) * 7168 * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("deepseek-v4-flash", "residuals of several hidden states"),
+        ("minimax-m3", "the activation swigluoai"),
+        ("glm-5.2", "the indexer of sparse attention"),
+        ("kimi-linear-48b-a3b", "Kimi delta attention"),
+        ("kimi-k3", "residuals of several hidden states"),
+        ("gemma-4-31b", "proportional scaling of rotary frequencies"),
+        ("glm-4.7-flash", "the computation of glm4_moe_lite models"),
+    ],
+)
+def test_the_executor_refuses_by_name_what_it_does_not_compute(name, what):
+    assert why_not_executed(load_model(name)) == what
+
+
+def test_each_new_part_is_refused_without_the_others():
+    """A model whose type is known and whose single new part is the one refused."""
+    plain = load_model("llama-3.1-8b")
+    mixers = [layer.mixer for name in ("deepseek-v4-flash", "kimi-k3") for layer in load_model(name).iter_layers()]
+    compressed, delta, latent = (
+        next(mixer for mixer in mixers if isinstance(mixer, kind))
+        for kind in (CompressedAttention, GatedDeltaNet, LatentAttention)
+    )
+    reasons = [
+        why_not_executed(replace(plain, layers=((replace(plain.layers[0][0], mixer=mixer), 1),)))
+        for mixer in (compressed, delta, latent)
+    ]
+    assert reasons == [
+        "attention to compressed keys",
+        "Kimi delta attention",
+        "latent attention without rotation or with a gate",
+    ]
+
+
+def _planned(settings):
+    scenario = load_scenario("llama-3.1-8b-a100", settings)
+    return plan_memory(scenario.model, scenario.hardware, scenario.engine)
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "message"),
+    [
+        ("deepseek-v4-flash", {"decode_context_parallel_size": 2}, "some of deepseek-v4-flash do not"),
+        ("deepseek-v4-flash", {"tensor_parallel_size": 16}, "tensor_parallel_size"),
+        ("deepseek-v4-flash", {"kv_cache_dtype": "int4"}, "int4"),
+        ("minimax-m3", {"decode_context_parallel_size": 2}, "some of minimax-m3 do not"),
+    ],
+)
+def test_what_is_not_modelled_together_is_refused(model, change, message):
+    settings = [f"engine.{name}={value}" for name, value in ({"tensor_parallel_size": 8} | change).items()]
+    with pytest.raises(PerfmodelError, match=message):
+        _planned([f"model={model}", "hardware=b200-sxm", *settings])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"compress_ratios": [4] * 3}, "compress_ratios has 3 entries"),
+        ({"compress_ratios": ["4"] * 43}, "compress_ratios: got '4' of layer 0"),
+        ({"compress_ratios": None, "layer_types": ["full_attention"] * 43}, "compress_ratios: got None"),
+        ({"engram_layer_ids": [1]}, "embeddings of n-grams"),
+        ({"mhc_num_residual_streams": 4}, "GLM-5-Next"),
+    ],
+)
+def test_files_that_are_not_modelled_are_refused_in_a_sentence(changes, message):
+    config = load_card(find_file("models", "deepseek-v4-flash")).config
+    with pytest.raises(SpecError, match=message):
+        model_from_config({**config, **changes}, "x")
+
+
+def test_layers_by_their_names_are_those_by_their_ratios():
+    """transformers writes DeepSeek-V4's layers as kinds and rates, the publisher as ratios."""
+    config = dict(load_card(find_file("models", "deepseek-v4-flash")).config)
+    names = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    kinds = [names[ratio] for ratio in config.pop("compress_ratios")]
+    assert model_from_config({**config, "layer_types": kinds}, "x").layers == load_model("deepseek-v4-flash").layers
