@@ -7,7 +7,6 @@ __all__ = [
     "BITS_PER_WEIGHT",
     "COMPONENTS",
     "Attention",
-    "CompressedAttention",
     "DenseFFN",
     "FeedForward",
     "GatedDeltaNet",
@@ -35,7 +34,6 @@ __all__ = [
 
 from perfmodel.models.architecture import (
     Attention,
-    CompressedAttention,
     DenseFFN,
     FeedForward,
     GatedDeltaNet,

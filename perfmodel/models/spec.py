@@ -89,8 +89,7 @@ class ModelSpec:
     converts_fp8: cached FP8 becomes 16-bit numbers without an instruction, which no calibrated kernel has in it
     num_streams:  hidden states that are passed on side by side, mixed before and behind each block (DeepSeek-V4's
                   hyper-connections)
-    residual_block: layers whose sum is kept as one more input of all later blocks, each of which weighs these sums
-                  (Kimi-K3's attention residuals); None: plain residuals
+    residual_block: layers whose sums all later blocks weigh (Kimi-K3's attention residuals); None: plain residuals
     num_prediction_layers: layers of a head that predicts further tokens (MTP); they draft, and are in no other figure
     not_computed: fields of its file that change what it computes and that our decoder does not honour, as name=value
     changed_from: of a changed model whose original has a file with weights: a run makes its weights of those"""

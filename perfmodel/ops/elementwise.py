@@ -72,8 +72,8 @@ def residual_add(name: str, num_tokens: float, size: int, element_bytes: float) 
 def residual_mix(
     num_tokens: float, size: int, element_bytes: float, num_read: float, num_written: float, num_weights: int
 ) -> Work:
-    """Residuals that are several hidden states: r read and w written beside a block's output and the next one's input,
-    by weights that a token's r states are projected to.
+    """Residuals that are several hidden states: num_read r and num_written w beside a block's output and the next one's
+    input, by num_weights that a token's r states are projected to.
 
         FLOPs = 2 n d r weights + 4 n d (r + w)       bytes = n d b (r + w + 2), and the projection, in fp32
 

@@ -119,24 +119,15 @@ def latent_attention(fields: Fields, is_choice_shared: bool = False) -> arch.Lat
 
 def compressed_attention(fields: Fields, ratio: int) -> arch.CompressedAttention:
     """DeepSeek-V4's, of a layer that compresses `ratio` tokens to one; those that are few it chooses among."""
-    rotary = fields.integer("qk_rope_head_dim", 64)
-    rope = _rope_of(fields, rotary)
+    names = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
+    num_heads, head_dim, query_rank, groups, rank, window = map(fields.integer, names)
+    rotary, rope = fields.integer("qk_rope_head_dim", 64), _rope_of(fields, fields.integer("qk_rope_head_dim", 64))
     if ratio:
         rope = replace(rope, theta=fields.number("compress_rope_theta", rope.theta))
     else:  # only positions of compressed keys are stretched
         rope = replace(rope, scaling=None)
-    return arch.CompressedAttention(
-        num_heads=fields.integer("num_attention_heads"),
-        head_dim=fields.integer("head_dim"),
-        rope_dim=rotary,
-        q_lora_rank=fields.integer("q_lora_rank"),
-        o_groups=fields.integer("o_groups"),
-        o_lora_rank=fields.integer("o_lora_rank"),
-        window=fields.integer("sliding_window"),
-        ratio=ratio,
-        indexer=_indexer(fields) if 0 < ratio < _CHOSEN_BELOW else None,
-        rope=rope,
-    )
+    indexer = _indexer(fields) if 0 < ratio < _CHOSEN_BELOW else None
+    return arch.CompressedAttention(num_heads, head_dim, rotary, query_rank, groups, rank, window, ratio, indexer, rope)
 
 
 def _indexer(fields: Fields, is_shared: bool = False) -> arch.Indexer:
@@ -147,30 +138,23 @@ def _indexer(fields: Fields, is_shared: bool = False) -> arch.Indexer:
 def chosen_blocks(fields: Fields, dense: arch.Attention) -> arch.Attention:
     """`dense` to the blocks that an indexer chooses (MiniMax-M3), whose keys are cached in 16 bits (vLLM, "auto" of
     indexer_kv_dtype)."""
-    names = ("num_index_heads", "index_dim", "topk_blocks", "block_size")
-    flat = ("index_n_heads", "index_head_dim", "index_topk_blocks", "index_block_size")
-    nested = _nested(fields, "sparse_attention_config")
-    sizes = (fields.integer(name, nested.get(f"sparse_{old}")) for name, old in zip(flat, names, strict=True))
-    num_heads, size, num_blocks, block = sizes
+    nested, names = _nested(fields, "sparse_attention_config"), ("num_index_heads", "index_dim")
+    flat = zip(("n_heads", "head_dim", "topk_blocks", "block_size"), (*names, "topk_blocks", "block_size"), strict=True)
+    num_heads, size, num_blocks, block = (fields.integer(f"index_{x}", nested.get(f"sparse_{y}")) for x, y in flat)
     indexer = arch.Indexer(num_heads, size, num_blocks, key_bytes=2.0, scale_bytes=0.0)
     return replace(dense, sparsity=arch.BlockSparsity(block, num_blocks), indexer=indexer)
 
 
 def gated_delta_net(fields: Fields) -> arch.GatedDeltaNet:
-    """The linear attention of Qwen3-Next and Qwen3.5, and of Kimi-Linear and Kimi-K3, whose file has a block for it."""
+    """The linear attention of Qwen3-Next and Qwen3.5, and of Kimi-Linear and Kimi-K3, whose files have a block for it,
+    or names of transformers' own."""
     block = _nested(fields, "linear_attn_config")
-    if block:
-        sizes = Fields(block, fields.source)
-        num_heads, size = sizes.integer("num_heads"), sizes.integer("head_dim")
-        return arch.GatedDeltaNet(
-            num_key_heads=num_heads,
-            num_value_heads=num_heads,
-            key_head_dim=size,
-            value_head_dim=size,
-            conv_kernel=sizes.integer("short_conv_kernel_size", 4),
-            decay_rank=size,
-            gate_rank=None if sizes.flag("use_full_rank_gate") else size,
-        )
+    if block or fields.has("linear_num_heads"):
+        size = fields.integer("linear_head_dim", block.get("head_dim"))
+        heads = fields.integer("linear_num_heads", block.get("num_heads"))
+        kernel = fields.integer("linear_conv_kernel_dim", block.get("short_conv_kernel_size", 4))
+        gate_rank = None if block.get("use_full_rank_gate") else size
+        return arch.GatedDeltaNet(heads, heads, size, size, kernel, decay_rank=size, gate_rank=gate_rank)
     return arch.GatedDeltaNet(
         num_key_heads=fields.integer("linear_num_key_heads"),
         num_value_heads=fields.integer("linear_num_value_heads"),

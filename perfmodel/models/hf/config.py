@@ -195,13 +195,17 @@ def _kind(fields: Fields, family: Family, index: int, num_layers: int) -> str:
     if fields.has("o_lora_rank", "compress_ratios"):
         return f"compressed {_compress_ratio(fields, index, num_layers)}"
     linear = fields.get("linear_attn_config")
-    if isinstance(linear, Mapping) and index + 1 in (linear.get("kda_layers") or ()):  # counted from 1
+    if isinstance(linear, Mapping) and index + 1 in Fields(linear, fields.source).items("kda_layers"):  # from 1
         return "linear"
     if fields.has("kv_lora_rank"):
+        words = fields.per_layer("layer_types", num_layers)
+        if words is not None and words[index] == "linear_attention":
+            return "linear"
         return "latent" if _has_own_choice(fields, index, num_layers) else "latent shared"
     sparse = fields.get("sparse_attention_config")
-    if isinstance(sparse, Mapping) and (sparse.get("sparse_attention_freq") or [0] * num_layers)[index]:
-        return "blocks"
+    if isinstance(sparse, Mapping):
+        flags = Fields(sparse, fields.source).per_layer("sparse_attention_freq", num_layers)
+        return "blocks" if flags is not None and flags[index] else "full"
     if fields.model_type in _SCANS:  # some carry num_attention_heads all the same
         return "mamba"
     words = fields.per_layer("layer_types", num_layers) or fields.per_layer("layers_block_type", num_layers)
@@ -234,9 +238,10 @@ def _has_own_choice(fields: Fields, index: int, num_layers: int) -> bool:
     """Whether the indexer of layer `index` chooses by itself: what the file lists, or every n-th layer from one on, as
     GLM-5.2 says it (transformers, GlmMoeDsaConfig)."""
     kinds = fields.per_layer("indexer_types", num_layers)
-    pattern = kinds or fields.get("index_topk_pattern")
-    if pattern:
-        return str(pattern[index])[0].upper() == "F"
+    if kinds is not None:
+        return bool(kinds[index] != "shared")
+    if fields.has("index_topk_pattern"):
+        raise fields.error("index_topk_pattern is not read; list the layers as indexer_types, full or shared.")
     first = fields.integer("index_skip_topk_offset", 2, minimum=0)
     return max(index - first + 1, 0) % fields.integer("index_topk_freq", 1) == 0
 
@@ -245,10 +250,10 @@ def _compress_ratio(fields: Fields, index: int, num_layers: int) -> int:
     """Tokens to a compressed key in layer `index` of DeepSeek-V4: what its files list, or the kind of its layers."""
     ratios = fields.per_layer("compress_ratios", num_layers)
     if ratios is None:
-        words = fields.per_layer("layer_types", num_layers) or []
-        rates = _RATIOS | (fields.get("compress_rates") or {})
-        ratios = [rates.get(str(word)) for word in words] or [None]
-    ratio = ratios[min(index, len(ratios) - 1)]
+        words, rates = fields.per_layer("layer_types", num_layers), fields.get("compress_rates")
+        known = _RATIOS | (dict(rates) if isinstance(rates, Mapping) else {})
+        ratios = [known.get(str(word)) for word in words or ["none"] * num_layers]
+    ratio = ratios[index]
     if not isinstance(ratio, int) or ratio < 0:
         raise fields.error(f"compress_ratios: got {ratio!r} of layer {index}; expected tokens to a key, 0 for none.")
     return ratio

@@ -58,6 +58,7 @@ _OLMO2 = replace(_WIDE_NORM, pre_norms=False, post_norms=True)
 # Balanced by a bias instead of a loss (Wang et al. 2024); the defaults are those of transformers' DeepseekV3Config.
 _BALANCED = Routing(scoring="sigmoid", bias_chooses=True, groups_by="top2")
 _DEEPSEEK3 = Family(routing=replace(_BALANCED, scale=2.5))
+_MINIMAX3 = replace(_QWEN3_NEXT, routing=replace(_BALANCED, scale=2.0))
 _QWEN_MOE = Routing(renormalizes=False)
 
 _FAMILIES: Mapping[str, Family] = {
@@ -102,10 +103,7 @@ _FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": Family(routing=_QWEN_MOE),
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "deepseek_v4", "kimi_k2", "kimi_linear"), _DEEPSEEK3),
     "minimax_m2": replace(_WIDE_NORM, routing=_BALANCED),
-    **dict.fromkeys(
-        ("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"),
-        replace(_QWEN3_NEXT, routing=replace(_BALANCED, scale=2.0)),
-    ),
+    **dict.fromkeys(("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), _MINIMAX3),
     "nemotron_h": Family(gated_ffn=False, routing=_BALANCED),
     "llama4_text": Family(qk_norm_width="none"),
     "mamba": Family(tied=True),

@@ -55,9 +55,8 @@ def visible_compressed(mixer: CompressedAttention, context: float) -> float:
 
 
 def compressed_prefill(prefills: Prompts, mixer: CompressedAttention, heads: Heads, row_bytes: float) -> Work:
-    """Attention of prompts to both kinds of keys, whose rows of `row_bytes` are read once; gathers come from L2.
-
-    heads: on one device; see the module's formula"""
+    """Attention of `prefills` to both kinds of keys of `mixer`, whose rows of `row_bytes` are read once; gathers come
+    from L2. heads: on one device"""
     work = flash_prefill(prefills, heads)
     if not prefills:
         return replace(work, family="attention_sparse")
@@ -77,15 +76,12 @@ def compressed_prefill(prefills: Prompts, mixer: CompressedAttention, heads: Hea
     )
 
 
-def _compress(name: str, num_tokens: float, mixer: CompressedAttention, size: int, element_bytes: float) -> Work:
-    """Softmax over the weights of every compressed key's tokens, and their weighted sum: keys and weights of `size`
-    elements each are written to the state in fp32 and read for every key they are part of; one norm and rotation.
-
-        FLOPs = 8 n c^2 size          bytes = 8 n c size (1 + c) + n size b / m         c overlapping compressors"""
-    c = mixer.num_overlapping
-    flops = 8.0 * num_tokens * c * c * size
-    num_bytes = 2.0 * _FP32_BYTES * num_tokens * c * size * (1 + c) + num_tokens * size * element_bytes / mixer.ratio
-    return elementwise(name, flops, num_bytes, 2)
+def _compress(name: str, num_tokens: float, mixer: CompressedAttention, size: int, b: float) -> Work:
+    """Keys and weights of `size` elements go to the state in fp32 and are read for each of the c keys that they are
+    part of: FLOPs 8 n c^2 size, bytes 8 n c size (1 + c) + n size b / m."""
+    elements, c = num_tokens * size, mixer.num_overlapping
+    num_bytes = 2.0 * _FP32_BYTES * elements * c * (1 + c) + elements * b / mixer.ratio
+    return elementwise(name, 8.0 * elements * c * c, num_bytes, 2)
 
 
 def _insert(num_tokens: float, num_heads: int, size: int, row_bytes: float, b: float) -> Work:
@@ -102,17 +98,16 @@ def compressed_nodes(mixer: CompressedAttention, context: LayerContext) -> list[
     form, plain, hidden = context.format("attention"), context.format("router"), context.hidden
     size, h, rank = context.element_bytes, mixer.head_dim, mixer.q_lora_rank
     num_heads, groups = context.shard.columns(mixer.num_heads), context.shard.columns(mixer.o_groups)
-    row_bytes = compressed_row_bytes(mixer, context.kv_element_bytes, size)
+    row_bytes, ranks = compressed_row_bytes(mixer, context.kv_element_bytes, size), groups * mixer.o_lora_rank
     heads = Heads(num_heads, 1, h, h, context.dtype, size, row_bytes / h)
     tiled = replace(heads, num_heads=-(-num_heads // context.sparse_heads) * context.sparse_heads)
     norm = partial(rms_norm, "latent_norm", size=rank + h, element_bytes=size, is_fused=context.is_fused, num_tensors=2)
     gemms = {"q_kv_a_proj": (rank + h, hidden, form), "q_b_proj": (num_heads * h, rank, form)}
-    compressors = {"compress": h} | ({"index_compress": mixer.indexer.head_dim} if mixer.indexer is not None else {})
-    if mixer.ratio:  # compressors stay in the model's dtype
-        overlaps = 2 * mixer.num_overlapping
-        gemms |= {f"{name}_proj": (overlaps * width, hidden, plain) for name, width in compressors.items()}
-    else:
-        compressors = {}
+    compressors = {"compress": h} if mixer.ratio else {}
+    if mixer.indexer is not None:
+        compressors["index_compress"] = mixer.indexer.head_dim
+    for name, width in compressors.items():  # which stay in the model's dtype
+        gemms[f"{name}_proj"] = 2 * mixer.num_overlapping * width, hidden, plain
 
     def decode(num_seqs: int, visible: float, queries: float) -> Work:
         keys = num_seqs * visible_compressed(mixer, visible / num_seqs) if num_seqs else 0.0
@@ -123,17 +118,11 @@ def compressed_nodes(mixer: CompressedAttention, context: LayerContext) -> list[
         *(on_tokens(name, partial(gemm, name, n=n, k=k, form=form)) for name, (n, k, form) in gemms.items()),
         on_tokens("latent_norm", norm),
         on_tokens("norm_rope_write", partial(_insert, num_heads=num_heads, size=h, row_bytes=row_bytes, b=size)),
-        *(
-            on_tokens(name, partial(_compress, name, mixer=mixer, size=width, element_bytes=size))
-            for name, width in compressors.items()
-        ),
+        *(on_tokens(name, partial(_compress, name, mixer=mixer, size=n, b=size)) for name, n in compressors.items()),
         *(index_nodes(mixer.indexer, context, rank, mixer.ratio) if mixer.indexer is not None else []),
         on_prefills("attention_prefill", partial(compressed_prefill, mixer=mixer, heads=tiled, row_bytes=row_bytes)),
         on_decodes("attention_decode", decode),
         on_tokens("output_rope", lambda n: rope(n, num_heads * h, size, is_fused=context.is_fused)),
-        on_tokens(
-            "o_a_proj",
-            partial(gemm, "o_a_proj", n=groups * mixer.o_lora_rank, k=num_heads * h // groups, form=form),
-        ),
-        on_tokens("o_b_proj", partial(gemm, "o_b_proj", n=hidden, k=groups * mixer.o_lora_rank, form=form)),
+        on_tokens("o_a_proj", partial(gemm, "o_a_proj", n=ranks, k=num_heads * h // groups, form=form)),
+        on_tokens("o_b_proj", partial(gemm, "o_b_proj", n=hidden, k=ranks, form=form)),
     ]

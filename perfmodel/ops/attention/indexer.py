@@ -64,8 +64,8 @@ _INDEX_KERNELS = 6
 
 
 def index_preparation(num_tokens: int, indexer: Indexer, element_bytes: float, is_fused: bool = False) -> Work:
-    """Elementwise kernels between the index projections and the scores: six, one of which quantizes; fused one, for
-    DeepSeek-V4 (vLLM: fused_indexer_q).
+    """Elementwise kernels between the index projections and the scores: six, one of which quantizes; is_fused:
+    one, as for DeepSeek-V4 (vLLM: fused_indexer_q).
 
     num_tokens: new; indexer: the model's; element_bytes: before quantization.
     Source: `Indexer.forward` of deepseek-ai/DeepSeek-V3.2-Exp, inference/model.py; engines launch as many kernels."""
@@ -88,7 +88,7 @@ def _index_rate(indexer: Indexer) -> str:
 def index_nodes(indexer: Indexer, context: LayerContext, query_width: int, ratio: int = 1) -> list[OperatorNode]:
     """Projections of an indexer, what is done to them, its scores and choice; none where another layer chooses.
 
-    query_width: of what queries are projected from; ratio: tokens to a key, which `compressed_nodes` has made"""
+    context: the device's; query_width: of what queries are projected from; ratio: tokens to a key, which `compressed_nodes` has made"""
     if indexer.is_shared:
         return []
     form, hidden, size = context.format("attention"), context.hidden, indexer.head_dim
@@ -108,11 +108,7 @@ def index_nodes(indexer: Indexer, context: LayerContext, query_width: int, ratio
 
 def choice_nodes(indexer: Indexer, ratio: int = 1) -> list[OperatorNode]:
     """Scores of cached keys and the choice; queries are there. indexer: with this device's heads"""
-
-    def of_decodes(num_seqs: int, visible: float, queries: float) -> Work:
-        return index_decode(num_seqs, visible / ratio, indexer, queries)
-
     return [
         on_prefills("index_prefill", partial(index_prefill, indexer=indexer, ratio=ratio)),
-        on_decodes("index_decode", of_decodes),
+        on_decodes("index_decode", lambda seqs, keys, queries: index_decode(seqs, keys / ratio, indexer, queries)),
     ]
