@@ -71,12 +71,16 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
     stored["lm_head"] += (0 if model.tie_word_embeddings else vocab * d) + head_bias
     active["lm_head"] += vocab * d + head_bias
     for counts in (stored, active):
-        counts["norms"] += _norm_width(model)
-        if model.num_streams > 1:  # the streams' sum before the head
-            counts["norms"] += model.num_streams * (model.num_streams * d + 1) + 1
-        elif model.residual_block:
-            counts["norms"] += 2 * d
+        counts["norms"] += final_norms(model)
     return ParameterCount(stored, active)
+
+
+def final_norms(model: ModelSpec) -> int:
+    """Parameters of the last norm, and of what makes one of several hidden states before it."""
+    d, n = model.hidden_size, model.num_streams
+    if n > 1:
+        return _norm_width(model) + n * (n * d + 1) + 1
+    return _norm_width(model) + (2 * d if model.residual_block else 0)
 
 
 def layer_parameters(model: ModelSpec, layer: Layer) -> dict[str, int]:

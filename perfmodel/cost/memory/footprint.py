@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from perfmodel.models import architecture as arch
 from perfmodel.models.number_formats import bytes_per_weight, kv_element_bytes, kv_surplus
-from perfmodel.models.params import layer_parameters
+from perfmodel.models.params import final_norms, layer_parameters
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.attention.compressed import compressed_row_bytes, kept_bytes
 from perfmodel.ops.attention.prefill import SCORE_SUM_BYTES
@@ -97,7 +97,7 @@ def weights(
     if has_table:
         add("embedding", table + model.num_learned_positions * model.hidden_size)
     if is_last:
-        add("norms", model.hidden_size * (2 if model.norm_bias else 1))
+        add("norms", final_norms(model))
         if not (model.tie_word_embeddings and has_table):
             add("lm_head", table)
         if model.lm_head_bias:

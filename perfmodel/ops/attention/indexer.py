@@ -88,7 +88,8 @@ def _index_rate(indexer: Indexer) -> str:
 def index_nodes(indexer: Indexer, context: LayerContext, query_width: int, ratio: int = 1) -> list[OperatorNode]:
     """Projections of an indexer, what is done to them, its scores and choice; none where another layer chooses.
 
-    context: the device's; query_width: of what queries are projected from; ratio: tokens to a key, which `compressed_nodes` has made"""
+    context: the device's; query_width: of what queries are projected from; ratio: tokens to
+    a key, which `compressed_nodes` has made"""
     if indexer.is_shared:
         return []
     form, hidden, size = context.format("attention"), context.hidden, indexer.head_dim
