@@ -128,6 +128,7 @@ class Attention:
     evicts_to: int | None = None  # tokens that eviction by score leaves of a sequence
     num_recent_tokens: int = 0  # of those, the newest, which stay whatever their scores
     is_causal: bool = True  # else a query sees its whole prompt, or the `window` tokens around it (encoders)
+    indexer: "Indexer | None" = None  # chooses the blocks of `sparsity` by the scores of their tokens (MiniMax-M3)
 
     @property
     def span(self) -> int | None:
@@ -160,11 +161,23 @@ class LinearAttention:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """The lightning indexer of DeepSeek sparse attention: scores all tokens, keeps `top_k` for attention."""
+    """The lightning indexer of DeepSeek sparse attention: scores all tokens, keeps `top_k` for attention (MiniMax-M3:
+    so many blocks of tokens).
+
+    key_bytes, scale_bytes: of an element of a cached key, and beside a key
+    is_shared: the choice is that of the nearest earlier layer with an indexer of its own (GLM-5.2)"""
 
     num_heads: int
     head_dim: int
     top_k: int
+    key_bytes: float = 1.0  # fp8
+    scale_bytes: float = 4.0
+    is_shared: bool = False
+
+    @property
+    def cached_bytes(self) -> float:
+        """Bytes of a token's cached key."""
+        return 0.0 if self.is_shared else self.head_dim * self.key_bytes + self.scale_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +191,45 @@ class LatentAttention:
     qk_rope_head_dim: int
     v_head_dim: int
     indexer: Indexer | None = None
-    rope: Rope = DEFAULT_ROPE  # of the rotary part of queries and keys
+    rope: Rope | None = DEFAULT_ROPE  # of the rotary part of queries and keys; None: not rotated (Kimi-Linear)
     softmax_scale: float | None = None  # of scores, where it is not 1 / sqrt(nope + rope)
+    output_gate: bool = False  # a gate as wide as the output, projected from the input (Kimi-K3)
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedAttention:
+    """The attention of DeepSeek-V4: one key of `head_dim` elements for all heads, which is its value, too.
+
+    A query sees the keys of the last `window` tokens, and one compressed key for every `ratio` tokens before it: all of
+    them (HCA), or those that an indexer keeps (CSA), which scores keys compressed alike. A compressor weighs `ratio`
+    tokens, with an indexer 2 `ratio`, half of which the next one sees again. ratio 0: the window alone. Outputs are
+    projected in `o_groups` groups of heads, to `o_lora_rank` each, then to the hidden size.
+    Source: DeepSeek-V4 (2026), section 2.3; transformers, models/deepseek_v4/modeling_deepseek_v4.py"""
+
+    num_heads: int
+    head_dim: int
+    rope_dim: int
+    q_lora_rank: int
+    o_groups: int
+    o_lora_rank: int
+    window: int
+    ratio: int = 0
+    indexer: Indexer | None = None
+    rope: Rope | None = DEFAULT_ROPE
+
+    @property
+    def num_overlapping(self) -> int:
+        """Compressed keys that a token is part of."""
+        return 2 if self.indexer is not None else 1 if self.ratio else 0
 
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNet:
-    """Linear attention with a gated delta rule (Qwen3-Next, Qwen3.5): a state of key_dim x value_dim per value head."""
+    """Linear attention with a gated delta rule (Qwen3-Next, Qwen3.5): a state of key_dim x value_dim per value head.
+
+    decay_rank: every element of a key decays by a factor of its own, projected through so many (Kimi delta attention);
+                None: one factor per head
+    gate_rank:  of the output gate, where that is projected through so many"""
 
     num_key_heads: int
     num_value_heads: int
@@ -193,6 +238,8 @@ class GatedDeltaNet:
     conv_kernel: int
     state_format: str = "fp32"  # in which the state is kept between steps
     names_state_format: bool = True  # the configuration does; else it is the engine's to choose
+    decay_rank: int | None = None
+    gate_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +312,9 @@ class MoEFFN:
     routing: Routing = DEFAULT_ROUTING
 
 
-Mixer = Attention | LatentAttention | LinearAttention | GatedDeltaNet | Mamba
+Mixer = Attention | LatentAttention | CompressedAttention | LinearAttention | GatedDeltaNet | Mamba
+# Mixers whose cache grows with the context.
+KEYED = (Attention, LatentAttention, CompressedAttention)
 FeedForward = DenseFFN | MoEFFN
 
 

@@ -31,6 +31,7 @@ def why_not_executed(model: ModelSpec) -> str | None:
         "mixer and feed-forward in parallel": model.parallel_blocks,
         "a learned position table": model.num_learned_positions > 0,
         "a bias in the LM head": model.lm_head_bias,
+        "residuals of several hidden states": model.num_streams > 1 or model.residual_block is not None,
     }
     reason = next((name for name, is_used in unsupported.items() if is_used), None)
     reason = reason or next((f"{field} of {model.model_type} models" for field in model.not_computed), None)
@@ -44,8 +45,14 @@ def why_not_executed(model: ModelSpec) -> str | None:
 def _of_mixer(mixer: arch.Mixer | None) -> str | None:
     if isinstance(mixer, arch.Attention) and mixer.qk_norm and mixer.qk_norm_width == "none":
         return "a norm of queries and keys without weights"
-    if isinstance(mixer, arch.LatentAttention) and mixer.indexer is not None:
+    if isinstance(mixer, arch.CompressedAttention):
+        return "attention to compressed keys"
+    if getattr(mixer, "indexer", None) is not None:
         return "the indexer of sparse attention"
+    if isinstance(mixer, arch.GatedDeltaNet) and mixer.decay_rank is not None:
+        return "Kimi delta attention"
+    if isinstance(mixer, arch.LatentAttention) and (mixer.rope is None or mixer.output_gate):
+        return "latent attention without rotation or with a gate"
     if isinstance(mixer, arch.Mamba) and (mixer.dt_rank is not None or not mixer.inner_norm):
         return "a scan other than Mamba-2"
     rope = mixer.rope if isinstance(mixer, arch.Attention | arch.LatentAttention | arch.LinearAttention) else None

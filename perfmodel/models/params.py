@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.models import architecture as arch
-from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, Layer, MoEFFN
+from perfmodel.models.architecture import KEYED, Attention, DenseFFN, LatentAttention, Layer, MoEFFN
 from perfmodel.models.number_formats import bytes_per_weight, component_bytes
 from perfmodel.models.spec import COMPONENTS, ModelSpec
 
@@ -74,7 +74,7 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
         stored["lm_head"] += (0 if model.tie_word_embeddings else vocab * d) + head_bias
         active["lm_head"] += vocab * d + head_bias
     for counts in (stored, active):
-        counts["norms"] += _norm_width(model)
+        counts["norms"] += final_norms(model)
     return ParameterCount(stored, active)
 
 
@@ -85,11 +85,21 @@ def classifier_parameters(model: ModelSpec) -> int:
     return (d + 1) * (d + count) if count and model.is_encoder else d * count
 
 
+def final_norms(model: ModelSpec) -> int:
+    """Parameters of the last norm, and of what makes one of several hidden states before it."""
+    d, n = model.hidden_size, model.num_streams
+    if n > 1:
+        return _norm_width(model) + n * (n * d + 1) + 1
+    return _norm_width(model) + (2 * d if model.residual_block else 0)
+
+
 def layer_parameters(model: ModelSpec, layer: Layer) -> dict[str, int]:
     """Parameters of one layer by component; only components that the layer has.
 
     Norms: one of d per block (two with norms before and after it, one in all where the blocks share it), LayerNorms
-    with a bias twice that, and the mixer's own (q/k norms, MLA's latent norms, the gated norm of a scan)."""
+    with a bias twice that, and the mixer's own (q/k norms, MLA's latent norms, the gated norm of a scan). With them the
+    weights of residual streams: per block of n streams a projection n*d*(n^2+2n), its bias and 3 scales; a norm and a
+    query of d each for attention to the sums of earlier layers."""
     d, mixer, ffn = model.hidden_size, layer.mixer, layer.ffn
     counts: dict[str, int] = {}
     num_blocks = (mixer is not None) + (ffn is not None)
@@ -97,8 +107,12 @@ def layer_parameters(model: ModelSpec, layer: Layer) -> dict[str, int]:
     if model.shared_block_norm:
         num_norms = min(num_norms, 1)
     norms = num_norms * _norm_width(model)
+    if model.num_streams > 1:
+        norms += num_blocks * ((model.num_streams + 2) * model.num_streams * (model.num_streams * d + 1) + 3)
+    elif model.residual_block:
+        norms += num_blocks * 2 * d
     if mixer is not None:
-        name = "attention" if isinstance(mixer, Attention | LatentAttention) else "linear_attention"
+        name = "attention" if isinstance(mixer, KEYED) else "linear_attention"
         counts[name], own_norms = _MIXERS[type(mixer)](mixer, d)
         norms += own_norms
     if isinstance(ffn, DenseFFN):
@@ -156,14 +170,18 @@ def _matrix(num_in: int, num_out: int, rank: int | None) -> int:
 
 
 def _attention(m: Attention, d: int) -> tuple[int, int]:
-    """q d*H*h (plus a gate d*H*h_v), k d*K*h, v d*K*h_v, o H*h_v*d; biases as wide as their outputs; H sinks."""
+    """q d*H*h (plus a gate d*H*h_v), k d*K*h, v d*K*h_v, o H*h_v*d; biases as wide as their outputs; H sinks. An
+    indexer of blocks: q d*H_i*h_i, k d*h_i, and a norm of each."""
     q = m.num_heads * m.head_dim + (m.num_heads * m.v_head_dim if m.output_gate else 0)
     qkv = q + m.num_kv_heads * (m.head_dim + m.v_head_dim)
     out = m.num_heads * m.v_head_dim
     biases = (qkv if m.qkv_bias else 0) + (d if m.out_bias else 0)
     heads = {"head": 2, "all_heads": m.num_heads + m.num_kv_heads, "none": 0}[m.qk_norm_width]
     params = _matrix(d, qkv, m.qkv_rank) + _matrix(out, d, m.out_rank) + biases + (m.num_heads if m.sinks else 0)
-    return params, heads * m.head_dim if m.qk_norm else 0
+    index = m.indexer
+    if index is None:
+        return params, heads * m.head_dim if m.qk_norm else 0
+    return params + d * (index.num_heads + 1) * index.head_dim, heads * m.head_dim * m.qk_norm + 2 * index.head_dim
 
 
 def _linear_attention(m: arch.LinearAttention, d: int) -> tuple[int, int]:
@@ -187,22 +205,37 @@ def _latent_attention(m: LatentAttention, d: int) -> tuple[int, int]:
     q = query_input * q_dim + (d * m.q_lora_rank if m.q_lora_rank else 0)
     kv_a = d * (m.kv_lora_rank + m.qk_rope_head_dim)
     kv_b = m.kv_lora_rank * m.num_heads * (m.qk_nope_head_dim + m.v_head_dim)
-    params = q + kv_a + kv_b + m.num_heads * m.v_head_dim * d
+    params = q + kv_a + kv_b + m.num_heads * m.v_head_dim * d * (2 if m.output_gate else 1)
     norms = (m.q_lora_rank or 0) + m.kv_lora_rank
-    if m.indexer is not None:
+    if m.indexer is not None and not m.indexer.is_shared:
         i = m.indexer
         params += query_input * i.num_heads * i.head_dim + d * i.head_dim + d * i.num_heads
         norms += 2 * i.head_dim
     return params, norms
 
 
+def _compressed_attention(m: arch.CompressedAttention, d: int) -> tuple[int, int]:
+    """q_a d*r_q, q_b r_q*H*h, kv d*h, o_a H*h*r_o, o_b g*r_o*d, H sinks. Each of c overlapping compressors adds key and
+    weight 2*d*c*h and the weight's positions ratio*c*h; the indexer its own, q r_q*H_i*h_i and weights d*H_i."""
+    h, i, c = m.head_dim, m.indexer, m.num_overlapping
+    params = d * (m.q_lora_rank + h) + m.q_lora_rank * m.num_heads * h + m.num_heads * (h * m.o_lora_rank + 1)
+    params += m.o_groups * m.o_lora_rank * d + c * h * (2 * d + m.ratio)
+    norms = m.q_lora_rank + h + (h if m.ratio else 0)
+    if i is not None:
+        params += i.num_heads * (m.q_lora_rank * i.head_dim + d) + c * i.head_dim * (2 * d + m.ratio)
+        norms += i.head_dim
+    return params, norms
+
+
 def _gated_delta_net(m: arch.GatedDeltaNet, d: int) -> tuple[int, int]:
-    """q, k, v and gate z d*(2*D_k + 2*D_v); a and b 2*d*H_v; convolution over q, k, v; A and dt 2*H_v; out D_v*d."""
+    """q, k, v d*(2*D_k + D_v) and gate z d*D_v; a and b 2*d*H_v; convolution over q, k, v; A and dt 2*H_v; out D_v*d.
+    Through ranks r: a decay per key channel r*(d + D_k) with D_k dt, and a gate r*(d + D_v)."""
     key_dim = m.num_key_heads * m.key_head_dim
     value_dim = m.num_value_heads * m.value_head_dim
-    projections = d * (2 * key_dim + 2 * value_dim) + d * 2 * m.num_value_heads
+    projections = d * (2 * key_dim + value_dim + m.num_value_heads) + _matrix(d, value_dim, m.gate_rank)
+    decays = (d + 1) * m.num_value_heads if m.decay_rank is None else _matrix(d, key_dim, m.decay_rank) + key_dim
     convolution = (2 * key_dim + value_dim) * m.conv_kernel
-    return projections + convolution + 2 * m.num_value_heads + value_dim * d, m.value_head_dim
+    return projections + decays + convolution + m.num_value_heads + value_dim * d, m.value_head_dim
 
 
 def _mamba(m: arch.Mamba, d: int) -> tuple[int, int]:
@@ -226,6 +259,7 @@ def _mamba(m: arch.Mamba, d: int) -> tuple[int, int]:
 _MIXERS: Mapping[type[arch.Mixer], Callable[[Any, int], tuple[int, int]]] = {
     Attention: _attention,
     LatentAttention: _latent_attention,
+    arch.CompressedAttention: _compressed_attention,
     arch.LinearAttention: _linear_attention,
     arch.GatedDeltaNet: _gated_delta_net,
     arch.Mamba: _mamba,

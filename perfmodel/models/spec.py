@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Literal
 
 from perfmodel.models import architecture as arch
-from perfmodel.models.architecture import Attention, LatentAttention, Layer, LinearAttention, QuantizationSpec
+from perfmodel.models.architecture import Attention, Layer, LinearAttention, QuantizationSpec
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.vision import VisionEncoder
 
@@ -89,6 +89,9 @@ class ModelSpec:
     dtype_rate:   the peak rate that multiplies operands in `dtype` in linear layers, where it is not the format's own:
                   tf32 for fp32, fp16_acc16 for fp16
     converts_fp8: cached FP8 becomes 16-bit numbers without an instruction, which no calibrated kernel has in it
+    num_streams:  hidden states that are passed on side by side, mixed before and behind each block (DeepSeek-V4's
+                  hyper-connections)
+    residual_block: layers whose sums all later blocks weigh (Kimi-K3's attention residuals); None: plain residuals
     num_prediction_layers: layers of a head that predicts further tokens (MTP); they draft, and are in no other figure
     not_computed: fields of its file that change what it computes and that our decoder does not honour, as name=value
     changed_from: of a changed model whose original has a file with weights: a run makes its weights of those
@@ -139,6 +142,8 @@ class ModelSpec:
     vision: VisionEncoder | None = None
     pooling: Pooling | None = None
     num_labels: int = 0
+    num_streams: int = 1
+    residual_block: int | None = None
 
     @property
     def is_encoder(self) -> bool:
@@ -174,7 +179,7 @@ class ModelSpec:
     def ropes(self) -> tuple[arch.Rope, ...]:
         """The distinct rotary positions of its layers, in order."""
         mixers = (layer.mixer for layer, _ in self.layers)
-        kinds = (Attention, LatentAttention, LinearAttention)
+        kinds = (*arch.KEYED, LinearAttention)
         return tuple(dict.fromkeys(m.rope for m in mixers if isinstance(m, kinds) and m.rope is not None))
 
     @property
@@ -204,7 +209,7 @@ class ModelSpec:
         """The tokens whose KV a sequence holds at most, where every layer with a cache overwrites what it left behind.
 
         None where some layer keeps all, so that blocks are handed out for whole sequences."""
-        cached = [layer.mixer for layer, _ in self.layers if isinstance(layer.mixer, Attention | LatentAttention)]
+        cached = [layer.mixer for layer, _ in self.layers if isinstance(layer.mixer, arch.KEYED)]
         spans = [mixer.span for mixer in cached if isinstance(mixer, Attention) and mixer.is_rolling]
         longest = max((span for span in spans if span is not None), default=None)
         return longest if len(spans) == len(cached) else None

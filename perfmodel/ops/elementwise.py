@@ -69,6 +69,22 @@ def residual_add(name: str, num_tokens: float, size: int, element_bytes: float) 
     return elementwise(name, elements, 3 * elements * element_bytes)
 
 
+def residual_mix(
+    num_tokens: float, size: int, element_bytes: float, num_read: float, num_written: float, num_weights: int
+) -> Work:
+    """Residuals that are several hidden states: num_read r and num_written w beside a block's output and the next one's
+    input, by num_weights that a token's r states are projected to.
+
+        FLOPs = 2 n d r weights + 4 n d (r + w)       bytes = n d b (r + w + 2), and the projection, in fp32
+
+    num_tokens n; size d; element_bytes b. One kernel behind a block and before the next (vLLM: mhc_fused_post_pre,
+    attn_res). Source: DeepSeek-V4 (2026), section 2.2; Kimi K3 (2026), attention residuals"""
+    elements = num_tokens * size
+    flops = elements * (2.0 * num_read * num_weights + 4.0 * (num_read + num_written))
+    num_bytes = elements * element_bytes * (num_read + num_written + 2)
+    return elementwise("residual_mix", flops, num_bytes, weight_bytes=num_read * size * num_weights * FP32_BYTES)
+
+
 _FLOPS_PER_ELEMENT = {"relu": 1.0, "relu2": 2.0, "silu": 5.0, "gelu": 8.0}  # an exponential counted as four
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from perfmodel.errors import SpecError
-from perfmodel.models.architecture import GatedDeltaNet, LatentAttention, Mamba, QuantizationSpec
+from perfmodel.models.architecture import CompressedAttention, GatedDeltaNet, LatentAttention, Mamba, QuantizationSpec
 from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.number_formats import (
     BITS_PER_WEIGHT,
@@ -103,7 +103,7 @@ def _with_kv_formats(model: ModelSpec, engine: EngineSpec) -> QuantizationSpec:
     group_size = engine.kv_cache_group_size
     if group_size is None:
         group_size = _KV_GROUP if any(BITS_PER_WEIGHT[form] < 8 for form in (oldest, *(f for _, f in tiers))) else 0
-    has_latents = any(isinstance(layer.mixer, LatentAttention) for layer, _ in model.layers)
+    has_latents = any(isinstance(layer.mixer, LatentAttention | CompressedAttention) for layer, _ in model.layers)
     if has_latents and (tiers or BITS_PER_WEIGHT[oldest] < 8):
         what = "of several precisions" if tiers else f"in {oldest}"
         raise SpecError(

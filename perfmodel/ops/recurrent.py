@@ -145,7 +145,8 @@ def state_shape(mixer: Mamba | GatedDeltaNet, tp: int, dtype: str, element_bytes
     if isinstance(mixer, GatedDeltaNet):
         heads, key_heads = ceil(mixer.num_value_heads / tp), ceil(mixer.num_key_heads / tp)
         rows, columns = mixer.key_head_dim, mixer.value_head_dim
-        inputs = 2 * key_heads * rows + 2 * heads * columns
+        decays = key_heads * rows if mixer.decay_rank is not None else 0
+        inputs = 2 * key_heads * rows + 2 * heads * columns + decays
         return StateShape(heads, rows, columns, key_heads, inputs, dtype, element_bytes, kept)
     heads, groups = ceil(mixer.num_heads / tp), max(1, ceil(mixer.num_groups / tp))
     rows, columns = mixer.state_size, mixer.head_dim
@@ -162,14 +163,22 @@ def conv_channels(mixer: Mamba | GatedDeltaNet, state: StateShape) -> int:
 
 
 def delta_net_nodes(mixer: GatedDeltaNet, context: LayerContext) -> list[OperatorNode]:
-    """Projections of q, k, v, z and of the gates a, b; convolution; delta rule; gated norm; output projection."""
+    """Projections of q, k, v, z and of the gates a, b; convolution; delta rule; gated norm; output projection. Kimi
+    delta attention projects the decays of key channels, and z, through thin matrices.
+
+    Source: Kimi Linear (2025), section 3; vLLM, vllm/models/kimi_k3/nvidia/kda.py"""
     state = state_shape(mixer, context.shard.tp, context.dtype, context.element_bytes)
     values = state.num_heads * state.columns
     channels = conv_channels(mixer, state)
     form, hidden, size = context.format("linear_attention"), context.hidden, context.element_bytes
+    width = channels + (values if mixer.gate_rank is None else 0)
+    ranks = (mixer.decay_rank or 0) + (mixer.gate_rank or 0)  # replicated, as the thin sides of both products are
+    gates = state.num_heads * (2 if mixer.decay_rank is None else 1) + ranks
+    wide = {"decay_proj": (state.num_groups * state.rows, mixer.decay_rank), "gate_proj": (values, mixer.gate_rank)}
     return [
-        on_tokens("in_proj", partial(gemm, "in_proj", n=channels + values, k=hidden, form=form)),
-        on_tokens("gates_proj", partial(gemm, "gates_proj", n=2 * state.num_heads, k=hidden, form=form)),
+        on_tokens("in_proj", partial(gemm, "in_proj", n=width, k=hidden, form=form)),
+        on_tokens("gates_proj", partial(gemm, "gates_proj", n=gates, k=hidden, form=form)),
+        *(on_tokens(name, partial(gemm, name, n=n, k=k, form=form)) for name, (n, k) in wide.items() if k),
         on_tokens("causal_conv", lambda n: _causal_conv(n, channels, mixer.conv_kernel, size)),
         on_prefills("chunked_scan", lambda prefills: chunked_delta_rule(prefills, state)),
         on_decodes("state_update", lambda seqs, _, queries: state_update(seqs, state, queries=queries)),

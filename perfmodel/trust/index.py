@@ -99,6 +99,7 @@ _KINDS: dict[type, str] = {
     arch.GatedDeltaNet: "gated delta rule",
     arch.Mamba: "state space",
     arch.LinearAttention: "linear attention",
+    arch.CompressedAttention: "compressed attention",
     arch.Attention: "attention",
 }
 NAMES = tuple(name for name in MeasuredSetup._fields if name not in SIZES)

@@ -24,17 +24,15 @@ from typing import NamedTuple
 
 from perfmodel.models import architecture as arch
 from perfmodel.models.number_formats import bytes_per_weight, kv_element_bytes, kv_surplus
-from perfmodel.models.params import classifier_parameters, layer_parameters
+from perfmodel.models.params import classifier_parameters, final_norms, layer_parameters
 from perfmodel.models.spec import ModelSpec
+from perfmodel.ops.attention.compressed import compressed_row_bytes, kept_bytes
 from perfmodel.ops.attention.prefill import SCORE_SUM_BYTES
 from perfmodel.ops.formats import linear_format, served_model
 from perfmodel.ops.graphs.drafting import draft_engine, draft_model_of, medusa_weights
 from perfmodel.ops.recurrent import STATE_BYTES, conv_channels, linear_heads, state_shape
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.spec import EngineSpec
-
-_INDEX_KEY_BYTES = 1.0  # the indexer caches fp8 keys
-_INDEX_SCALE_BYTES = 4.0  # and one fp32 scale per token
 
 
 def shard_layer(layer: arch.Layer, shard: Sharding) -> arch.Layer:
@@ -48,6 +46,8 @@ def _shard_mixer(mixer: arch.Mixer | None, shard: Sharding) -> arch.Mixer | None
         return replace(mixer, num_heads=shard.columns(mixer.num_heads), num_kv_heads=kv_heads)
     if isinstance(mixer, arch.LatentAttention):
         return replace(mixer, num_heads=shard.columns(mixer.num_heads))
+    if isinstance(mixer, arch.CompressedAttention):
+        return replace(mixer, num_heads=shard.columns(mixer.num_heads), o_groups=shard.columns(mixer.o_groups))
     if isinstance(mixer, arch.GatedDeltaNet):
         keys, values = shard.columns(mixer.num_key_heads), shard.columns(mixer.num_value_heads)
         return replace(mixer, num_key_heads=keys, num_value_heads=values)
@@ -97,7 +97,7 @@ def weights(
     if has_table:
         add("embedding", table + model.num_learned_positions * model.hidden_size)
     if is_last:
-        add("norms", model.hidden_size * (2 if model.norm_bias else 1))
+        add("norms", final_norms(model))
         if model.pooling is not None:
             add("lm_head", classifier_parameters(model))
         elif not (model.tie_word_embeddings and has_table):
@@ -120,10 +120,10 @@ def weights(
 def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[arch.Layer]) -> float:
     """KV cache bytes of one token in `layers` on one device.
 
-    Attention 2 K h b (K KV heads of this device), MLA (r_kv + r) b on every device, plus an indexer's keys. Layers with
-    a window or chunk count in full: blocks are allocated for whole sequences. With several formats, that of the oldest
-    tokens; `kv_bytes` adds what newer ones take. Layers that evict keep 4 H bytes of score sums besides. Of ranks that
-    share out tokens (dcp) the mean."""
+    Attention 2 K h b (K KV heads of this device), MLA (r_kv + r) b on every device, a compressed key's share, plus an
+    indexer's keys. Layers with a window or chunk count in full: blocks are allocated for whole sequences. With several
+    formats, that of the oldest tokens; `kv_bytes` adds what newer ones take. Layers that evict keep 4 H bytes of score
+    sums besides. Of ranks that share out tokens (dcp) the mean."""
     form, group_size = model.quantization.kv_cache or model.dtype, model.quantization.kv_group_size
     size = kv_element_bytes(form, group_size)
     total = 0.0
@@ -135,8 +135,11 @@ def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[arch.
                 total += shard.columns(mixer.num_heads) * SCORE_SUM_BYTES
         elif isinstance(mixer, arch.LatentAttention):
             total += (mixer.kv_lora_rank + mixer.qk_rope_head_dim) * size / shard.dcp
-            if mixer.indexer is not None:
-                total += mixer.indexer.head_dim * _INDEX_KEY_BYTES + _INDEX_SCALE_BYTES
+        elif isinstance(mixer, arch.CompressedAttention) and mixer.ratio:
+            total += compressed_row_bytes(mixer, size, bytes_per_weight(model.dtype)) / mixer.ratio
+        indexer = getattr(mixer, "indexer", None)
+        if indexer is not None:
+            total += indexer.cached_bytes / getattr(mixer, "ratio", 1)
     return total
 
 
@@ -173,7 +176,8 @@ def rolling_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequen
 
 
 def state_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[arch.Layer]) -> float:
-    """Recurrent state of one sequence on one device: states as stored, and convolution windows."""
+    """State of one sequence on one device, whatever its length: recurrent states as stored, and convolution windows;
+    the window of compressed attention, and what its compressors have yet to weigh."""
     size = bytes_per_weight(model.dtype)
     total = 0.0
     for layer in layers:
@@ -182,6 +186,8 @@ def state_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence
             state = state_shape(mixer, shard.tp, model.dtype, size)
             total += state.state_elements * state.state_bytes
             total += conv_channels(mixer, state) * (mixer.conv_kernel - 1) * size
+        elif isinstance(mixer, arch.CompressedAttention):
+            total += kept_bytes(mixer, kv_element_bytes(model.quantization.kv_cache or model.dtype), size)
         elif isinstance(mixer, arch.LinearAttention):
             total += linear_heads(mixer, shard, model.dtype, size).state_elements * STATE_BYTES
     return total
@@ -286,8 +292,10 @@ def rotary_table_bytes(model: ModelSpec, engine: EngineSpec) -> float:
 def _rotated(layer: arch.Layer) -> tuple[arch.Rope, int] | None:
     """A layer's RoPE, and the rotated elements per head."""
     mixer = layer.mixer
-    if isinstance(mixer, arch.LatentAttention):
+    if isinstance(mixer, arch.LatentAttention) and mixer.rope is not None:
         return mixer.rope, mixer.qk_rope_head_dim
+    if isinstance(mixer, arch.CompressedAttention) and mixer.rope is not None:
+        return mixer.rope, mixer.rope_dim
     if isinstance(mixer, arch.Attention) and mixer.rope is not None:
         return mixer.rope, mixer.rope.dim or mixer.head_dim
     return None

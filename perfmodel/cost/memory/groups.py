@@ -123,7 +123,8 @@ def _elements(mixer: Attention | LatentAttention) -> tuple[int, int]:
     """KV heads, and elements of a token in each: what block size depends on."""
     if isinstance(mixer, Attention):
         return mixer.num_kv_heads, mixer.head_dim + mixer.v_head_dim
-    return 0, mixer.kv_lora_rank + mixer.qk_rope_head_dim + (mixer.indexer.head_dim if mixer.indexer else 0)
+    index_size = mixer.indexer.head_dim if mixer.indexer is not None and not mixer.indexer.is_shared else 0
+    return 0, mixer.kv_lora_rank + mixer.qk_rope_head_dim + index_size
 
 
 def _cut(kinds: dict[Kind, list[int]], pads_below: float) -> tuple[LayerGroup, ...]:

@@ -30,7 +30,7 @@ from perfmodel.cost.memory.footprint import (
 from perfmodel.cost.memory.groups import largest_share, layer_groups, state_blocks
 from perfmodel.errors import DoesNotFitError
 from perfmodel.kv_groups import KVGroup, most_rows
-from perfmodel.models.architecture import Attention, LatentAttention, Layer
+from perfmodel.models.architecture import Attention, CompressedAttention, LatentAttention, Layer
 from perfmodel.models.number_formats import surplus_tokens
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import on_device, served_model
@@ -192,7 +192,8 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
         elif engine.kv_cache != "off":
             per_token = kv_bytes_per_token(model, shard, stage) + drafter.kv_bytes_per_token
         first += len(stage)
-        per_sequence = state_bytes_per_sequence(model, shard, stage) if states is None else 0.0
+        in_blocks = states is not None or compressed_blocks(model, engine) > 0
+        per_sequence = 0.0 if in_blocks else state_bytes_per_sequence(model, shard, stage)
         plan = MemoryPlan(
             model=model.name,
             hardware=hardware.name,
@@ -236,7 +237,20 @@ def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequen
 def num_buffers(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> int:
     """Blocks per sequence beside its tokens': states, or newer tokens in wider formats. model: as served"""
     states = state_blocks(model, hardware, engine)
-    return states.per_sequence if states is not None else ceil(surplus_tokens(model) / engine.block_size)
+    if states is not None:
+        return states.per_sequence
+    return ceil(surplus_tokens(model) / engine.block_size) + compressed_blocks(model, engine)
+
+
+def compressed_blocks(model: ModelSpec, engine: EngineSpec) -> int:
+    """Blocks' worth of windows and compressor states that a sequence holds beside its compressed keys; vLLM takes them
+    from the same pool, as groups with a window (vllm/v1/kv_cache_interface.py, SlidingWindowMLASpec)."""
+    layers, shard = list(model.iter_layers()), Sharding.of(engine)
+    has_keys = any(isinstance(layer.mixer, CompressedAttention) and layer.mixer.ratio for layer in layers)
+    if not has_keys or engine.kv_cache != "paged":
+        return 0
+    block_bytes = engine.block_size * kv_bytes_per_token(model, shard, layers)
+    return ceil(state_bytes_per_sequence(model, shard, layers) / block_bytes)
 
 
 def _graph_bytes(engine: EngineSpec, hardware: HardwareSpec) -> float:

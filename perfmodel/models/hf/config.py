@@ -14,7 +14,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.sandbox import read_json
-from perfmodel.models.architecture import Attention, FeedForward, LatentAttention, Layer, Mixer
+from perfmodel.models.architecture import KEYED, FeedForward, Layer, Mixer, QuantizationSpec
 from perfmodel.models.executed import format_of_name
 from perfmodel.models.hf import blocks
 from perfmodel.models.hf.families import (
@@ -36,10 +36,13 @@ _FORMATS = {"quantization_config", "compression_config", "quantization"}
 _ENCODERS = {"images": "vision_config", "audio": "audio_config"}
 _UNLIMITED_POSITIONS = 1 << 20  # scans without positions have no limit of their own
 _NOT_MODELLED = {
-    "linear_attn_config": "Kimi delta attention",
     "rwkv_version": "RWKV",
     "lru_width": "recurrent (RG-LRU) layers",
     "cross_attention_layers": "cross-attention to images",
+    "hidden_size_per_layer_input": "an embedding for each layer (Gemma 3n, Gemma 4 E2B and E4B)",
+    "num_kv_shared_layers": "layers that attend to others' keys",
+    "mhc_num_residual_streams": "GLM-5-Next's sparse attention to pooled keys beside Kimi delta attention",
+    "engram_layer_ids": "embeddings of n-grams (DeepSeek-V4.1)",
 }
 _SCANS = ("mamba", "mamba2", "falcon_mamba")
 # Words of `layer_types` -> kinds of mixers.
@@ -51,7 +54,11 @@ _KINDS = {
     "chunked_attention": "chunked",
     "linear_attention": "linear",
     "mamba": "mamba",
+    "minimax_m3_sparse": "blocks",
 }
+# DeepSeek-V4's, and tokens to a compressed key.
+_RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+_EXPERTS_FP4 = QuantizationSpec(method="mxfp4", weights="mxfp4", group_size=32, kept=frozenset())
 # Words of Nemotron-H's layers -> letters of its pattern.
 _LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E", "linear_attention": "M", "full_attention": "*"}
 
@@ -71,7 +78,10 @@ def model_from_config(
     is_parallel = fields.flag("parallel_attn", fields.flag("use_parallel_residual", family.parallel))
     # Falcon's newer layout has a norm for each of the parallel blocks unless it says one.
     num_block_norms = fields.integer("num_ln_in_parallel_attn", 2 if fields.flag("new_decoder_architecture") else 1)
-    is_scan = not any(isinstance(layer.mixer, Attention | LatentAttention) for layer in layers)
+    is_scan = not any(isinstance(layer.mixer, KEYED) for layer in layers)
+    quantization = quantization_from_config(fields, layers)
+    if fields.get("expert_dtype") == "fp4":
+        layers = [replace(layer, formats=(("experts", _EXPERTS_FP4),)) for layer in layers]
     max_positions = _UNLIMITED_POSITIONS if is_scan else family.max_positions
     num_learned_positions = 0
     if family.position_offset is not None:
@@ -90,7 +100,7 @@ def model_from_config(
         layers=layer_runs(layers),
         tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied) or pooling is not None,  # without a head
         dtype=format_of_dtype(fields.text("dtype", "bfloat16")),
-        quantization=quantization_from_config(fields, layers),
+        quantization=quantization,
         norm_bias=family.norm_bias,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
@@ -108,6 +118,8 @@ def model_from_config(
         other_inputs=tuple(name for name, key in _ENCODERS.items() if fields.has(key)),
         num_prediction_layers=fields.optional("num_nextn_predict_layers") or 0,
         not_computed=not_computed(fields),
+        num_streams=fields.integer("hc_mult", 1),
+        residual_block=fields.optional("attn_res_block_size"),
         source=origin,
         vision=vision_encoder(fields.outer, fields.integer("hidden_size")),
         pooling=about.pop("pooling", None) or pooling,
@@ -192,8 +204,20 @@ def _decoder_layers(fields: Fields, family: Family) -> list[Layer]:
 
 def _kind(fields: Fields, family: Family, index: int, num_layers: int) -> str:
     """full | sliding | chunked | latent | linear | mamba."""
+    if fields.has("o_lora_rank", "compress_ratios"):
+        return f"compressed {_compress_ratio(fields, index, num_layers)}"
+    linear = fields.get("linear_attn_config")
+    if isinstance(linear, Mapping) and index + 1 in Fields(linear, fields.source).items("kda_layers"):  # from 1
+        return "linear"
     if fields.has("kv_lora_rank"):
-        return "latent"
+        words = fields.per_layer("layer_types", num_layers)
+        if words is not None and words[index] == "linear_attention":
+            return "linear"
+        return "latent" if _has_own_choice(fields, index, num_layers) else "latent shared"
+    sparse = fields.get("sparse_attention_config")
+    if isinstance(sparse, Mapping):
+        flags = Fields(sparse, fields.source).per_layer("sparse_attention_freq", num_layers)
+        return "blocks" if flags is not None and flags[index] else "full"
     if fields.model_type in _SCANS:  # some carry num_attention_heads all the same
         return "mamba"
     words = fields.per_layer("layer_types", num_layers) or fields.per_layer("layers_block_type", num_layers)
@@ -224,6 +248,31 @@ def _kind(fields: Fields, family: Family, index: int, num_layers: int) -> str:
     return "sliding" if _is_sliding(fields, family, index) else "full"
 
 
+def _has_own_choice(fields: Fields, index: int, num_layers: int) -> bool:
+    """Whether the indexer of layer `index` chooses by itself: what the file lists, or every n-th layer from one on, as
+    GLM-5.2 says it (transformers, GlmMoeDsaConfig)."""
+    kinds = fields.per_layer("indexer_types", num_layers)
+    if kinds is not None:
+        return bool(kinds[index] != "shared")
+    if fields.has("index_topk_pattern"):
+        raise fields.error("index_topk_pattern is not read; list the layers as indexer_types, full or shared.")
+    first = fields.integer("index_skip_topk_offset", 2, minimum=0)
+    return max(index - first + 1, 0) % fields.integer("index_topk_freq", 1) == 0
+
+
+def _compress_ratio(fields: Fields, index: int, num_layers: int) -> int:
+    """Tokens to a compressed key in layer `index` of DeepSeek-V4: what its files list, or the kind of its layers."""
+    ratios = fields.per_layer("compress_ratios", num_layers)
+    if ratios is None:
+        words, rates = fields.per_layer("layer_types", num_layers), fields.get("compress_rates")
+        known = _RATIOS | (dict(rates) if isinstance(rates, Mapping) else {})
+        ratios = [known.get(str(word)) for word in words or ["none"] * num_layers]
+    ratio = ratios[index]
+    if not isinstance(ratio, int) or ratio < 0:
+        raise fields.error(f"compress_ratios: got {ratio!r} of layer {index}; expected tokens to a key, 0 for none.")
+    return ratio
+
+
 def _is_sliding(fields: Fields, family: Family, index: int) -> bool:
     """A window with a period: every n-th layer is full. Without: all layers (Mistral), or those Qwen names."""
     if not fields.has("sliding_window"):
@@ -251,6 +300,12 @@ def _mixer(fields: Fields, family: Family, kind: str, use_rope: bool) -> Mixer:
     others = {"latent": blocks.latent_attention, "linear": blocks.gated_delta_net, "mamba": blocks.mamba}
     if kind in others:
         return others[kind](fields)
+    if kind == "latent shared":
+        return blocks.latent_attention(fields, is_choice_shared=True)
+    if kind.startswith("compressed"):
+        return blocks.compressed_attention(fields, int(kind.split()[1]))
+    if kind == "blocks":
+        return blocks.chosen_blocks(fields, blocks.attention(fields, family))
     window = _span(fields, "sliding_window") if kind == "sliding" else None
     chunk = _span(fields, "attention_chunk_size") if kind == "chunked" else None
     return blocks.attention(fields, family, window=window, chunk=chunk, use_rope=use_rope)

@@ -63,6 +63,7 @@ _OLMO2 = replace(_WIDE_NORM, pre_norms=False, post_norms=True)
 # Balanced by a bias instead of a loss (Wang et al. 2024); the defaults are those of transformers' DeepseekV3Config.
 _BALANCED = Routing(scoring="sigmoid", bias_chooses=True, groups_by="top2")
 _DEEPSEEK3 = Family(routing=replace(_BALANCED, scale=2.5))
+_MINIMAX3 = replace(_QWEN3_NEXT, routing=replace(_BALANCED, scale=2.0))
 _QWEN_MOE = Routing(renormalizes=False)
 
 _FAMILIES: Mapping[str, Family] = {
@@ -83,6 +84,7 @@ _FAMILIES: Mapping[str, Family] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA3),
+    **dict.fromkeys(("gemma4", "gemma4_text"), replace(_GEMMA3, norm_offset=0.0)),
     **dict.fromkeys(("qwen", "qwen2", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text", "mimo"), _QWEN2),
     "qwen2_moe": replace(_QWEN2, routing=_QWEN_MOE),
     **dict.fromkeys(("qwen3", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"), _QWEN3),
@@ -93,7 +95,7 @@ _FAMILIES: Mapping[str, Family] = {
     "olmoe": replace(_WIDE_NORM, routing=_QWEN_MOE),
     **dict.fromkeys(("glm", "chatglm"), _QKV_ONLY),
     "glm4": replace(_QKV_ONLY, post_norms=True),
-    "glm4_moe": replace(_QKV_ONLY, routing=_BALANCED),
+    **dict.fromkeys(("glm4_moe", "glm4_moe_lite"), replace(_QKV_ONLY, routing=_BALANCED)),
     "gpt_oss": Family(
         qkv_bias=True,
         out_bias=True,
@@ -104,8 +106,9 @@ _FAMILIES: Mapping[str, Family] = {
         sliding_window_pattern=2,
     ),
     "deepseek_v2": Family(routing=_QWEN_MOE),
-    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2"), _DEEPSEEK3),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "deepseek_v4", "kimi_k2", "kimi_linear"), _DEEPSEEK3),
     "minimax_m2": replace(_WIDE_NORM, routing=_BALANCED),
+    **dict.fromkeys(("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), _MINIMAX3),
     "nemotron_h": Family(gated_ffn=False, routing=_BALANCED),
     "llama4_text": Family(qk_norm_width="none"),
     "mamba": Family(tied=True),

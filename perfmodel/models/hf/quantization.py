@@ -9,7 +9,7 @@ from fnmatch import translate
 from math import comb, inf
 from typing import Any
 
-from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, Layer, QuantizationSpec
+from perfmodel.models.architecture import KEYED, DenseFFN, Layer, QuantizationSpec
 from perfmodel.models.hf.fields import Fields
 from perfmodel.models.number_formats import BITS_PER_WEIGHT
 
@@ -210,7 +210,7 @@ def _components(layer: Layer) -> set[str]:
     """The quantizable components of a layer."""
     components = set()
     if layer.mixer is not None:
-        components.add("attention" if isinstance(layer.mixer, Attention | LatentAttention) else "linear_attention")
+        components.add("attention" if isinstance(layer.mixer, KEYED) else "linear_attention")
     if layer.ffn is not None:
         components |= {"dense_ffn"} if isinstance(layer.ffn, DenseFFN) else {"experts", "shared_experts"}
     return components

@@ -13,17 +13,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from perfmodel.models.architecture import Indexer, LatentAttention
+from perfmodel.models.architecture import LatentAttention
 from perfmodel.ops.attention.decode import attention_decode
+from perfmodel.ops.attention.indexer import Prompts, index_nodes
 from perfmodel.ops.attention.layer import gathered_prompts, split_prompts, striped_decode, striped_prefill
-from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill, visible_keys, visible_pairs
-from perfmodel.ops.elementwise import kv_concat, kv_write, rms_norm, rope
+from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill, visible_pairs
+from perfmodel.ops.elementwise import gate, kv_concat, kv_write, rms_norm, rope
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefills, on_tokens
-from perfmodel.ops.problem_sizes import DecodeSize, GemmSize, HeadShape, PrefillSize
+from perfmodel.ops.problem_sizes import GemmSize
 from perfmodel.ops.work import Work
-
-Prompts = Sequence[tuple[int, int]]  # new tokens and cached ones of each
 
 
 def expanded_heads(mixer: LatentAttention, num_heads: int, dtype: str, element_bytes: float) -> Heads:
@@ -108,67 +107,6 @@ def sparse_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, top_k: int
     )
 
 
-def index_prefill(prefills: Sequence[tuple[int, int]], indexer: Indexer) -> Work:
-    """Index scores of every visible pair, and top-k: FLOPs = 2 pairs H_i h_i, in fp8.
-
-    bytes: keys once (fp8), fp32 scores written and read by the top-k. Source: DeepSeek-V3.2-Exp report, eq. 1."""
-    if not prefills:
-        return Work("index_prefill", "attention_prefill", rate="fp8", num_kernels=0)
-    pairs = sum(visible_pairs(t, p) for t, p in prefills)
-    keys = sum(visible_keys(t, p) for t, p in prefills)
-    tokens = sum(t for t, _ in prefills)
-    return Work(
-        "index_prefill",
-        "attention_prefill",
-        flops=2.0 * pairs * indexer.num_heads * indexer.head_dim,
-        rate="fp8",
-        activation_bytes=8.0 * pairs + tokens * indexer.num_heads * indexer.head_dim,
-        kv_bytes=float(keys * indexer.head_dim),
-        num_kernels=2,
-        problem=PrefillSize(_index_heads(indexer), tuple(prefills), tokens, keys, pairs),
-    )
-
-
-def index_decode(num_seqs: int, context: float, indexer: Indexer, queries: float = 1.0) -> Work:
-    """Index scores and top-k of q new tokens per sequence: FLOPs = 2 q C H_i h_i, bytes C h_i of fp8 keys and 8 q C of
-    scores.
-
-    num_seqs: sequences of `queries` new tokens each; context: cached tokens C, all sequences; indexer: the model's"""
-    if num_seqs == 0:
-        return Work("index_decode", "attention_decode", rate="fp8", num_kernels=0)
-    return Work(
-        "index_decode",
-        "attention_decode",
-        flops=2.0 * queries * context * indexer.num_heads * indexer.head_dim,
-        rate="fp8",
-        activation_bytes=8.0 * queries * context + queries * num_seqs * indexer.num_heads * indexer.head_dim,
-        kv_bytes=context * indexer.head_dim,
-        num_kernels=2,
-        problem=DecodeSize(_index_heads(indexer), num_seqs, context, queries),
-    )
-
-
-# Norm of the key, RoPE, Hadamard rotation of queries and of the key, quantization of the queries, scaled head weights.
-_INDEX_KERNELS = 6
-
-
-def index_preparation(num_tokens: int, indexer: Indexer, element_bytes: float) -> Work:
-    """Elementwise kernels between the index projections and the scores: six, one of which quantizes.
-
-    num_tokens: new; indexer: the model's; element_bytes: before quantization.
-    Source: `Indexer.forward` of deepseek-ai/DeepSeek-V3.2-Exp, inference/model.py; engines launch as many kernels."""
-    queries = indexer.num_heads * indexer.head_dim
-    passes = 2 * 2 * queries + 3 * 2 * indexer.head_dim + 2 * indexer.num_heads  # twice the queries, thrice the key
-    num_bytes = num_tokens * (passes * element_bytes + queries * (element_bytes + 1.0))
-    kernels = _INDEX_KERNELS if num_tokens else 0
-    return Work("index_prepare", "elementwise", activation_bytes=num_bytes, num_kernels=kernels)
-
-
-def _index_heads(indexer: Indexer) -> HeadShape:
-    """One fp8 key for all heads; no values."""
-    return HeadShape(indexer.num_heads, 1, indexer.head_dim, 0, kv_element_bytes=1.0)
-
-
 def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[OperatorNode]:
     """Down- and up-projections, norms of the latents, RoPE, KV write, attention, output projection."""
     num_heads, size = context.shard.columns(mixer.num_heads), context.element_bytes
@@ -176,13 +114,18 @@ def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[Operator
     form, width = context.format("attention"), num_heads * mixer.v_head_dim
     return [
         *_projections(mixer, context, num_heads),
-        on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=context.is_fused)),
+        *([on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=context.is_fused))] if mixer.rope else []),
         *_written(mixer.kv_lora_rank + mixer.qk_rope_head_dim, context),
-        *(_index_nodes(mixer, mixer.indexer, context) if mixer.indexer is not None else []),
+        *(
+            index_nodes(mixer.indexer, context, mixer.q_lora_rank or context.hidden)
+            if mixer.indexer is not None
+            else []
+        ),
         *striped_prefill((mixer.kv_lora_rank + mixer.qk_rope_head_dim) * context.kv_element_bytes, context),
         *gathered_prompts(mixer.kv_lora_rank + mixer.qk_rope_head_dim, size, context.kv_element_bytes, context),
         *_prefill(mixer, context, num_heads),
         *_decode(mixer, context, num_heads),
+        *([on_tokens("output_gate", lambda n: gate("output_gate", n, width, size))] if mixer.output_gate else []),
         on_tokens("o_proj", partial(gemm, "o_proj", n=context.hidden, k=width, form=form)),
     ]
 
@@ -218,6 +161,9 @@ def _projections(mixer: LatentAttention, context: LayerContext, num_heads: int) 
     fused, tensors = context.is_fused, 1 if rank is None else 2
     norm = partial(rms_norm, "latent_norm", size=normed, element_bytes=size, is_fused=fused, num_tensors=tensors)
     nodes.append(on_tokens("latent_norm", norm))
+    if mixer.output_gate:
+        columns = num_heads * mixer.v_head_dim
+        nodes.append(on_tokens("gate_proj", partial(gemm, "gate_proj", n=columns, k=hidden, form=form)))
     name = "q_proj" if rank is None else "q_b_proj"
     nodes.append(on_tokens(name, partial(gemm, name, n=query_dim, k=rank or hidden, form=form)))
     return nodes
@@ -277,20 +223,4 @@ def _decode(mixer: LatentAttention, context: LayerContext, num_heads: int) -> li
         on_decodes("absorb_query", lambda seqs, _, queries: absorbed("absorb_query", seqs * queries)),
         *striped_decode(heads, context, attend),
         on_decodes("expand_output", lambda seqs, _, queries: absorbed("expand_output", seqs * queries)),
-    ]
-
-
-def _index_nodes(mixer: LatentAttention, indexer: Indexer, context: LayerContext) -> list[OperatorNode]:
-    form, hidden = context.format("attention"), context.hidden
-    query_input = mixer.q_lora_rank or hidden
-    width = indexer.num_heads * indexer.head_dim
-    plain = context.format("router")  # head weights stay in the model's dtype
-    return [
-        on_tokens("index_q_proj", partial(gemm, "index_q_proj", n=width, k=query_input, form=form)),
-        on_tokens("index_k_proj", partial(gemm, "index_k_proj", n=indexer.head_dim, k=hidden, form=form)),
-        on_tokens("index_weights_proj", partial(gemm, "index_weights_proj", n=indexer.num_heads, k=hidden, form=plain)),
-        on_tokens("index_prepare", partial(index_preparation, indexer=indexer, element_bytes=context.element_bytes)),
-        on_tokens("index_write", lambda n: kv_write(n, indexer.head_dim, context.element_bytes, 1.0)),
-        on_prefills("index_prefill", partial(index_prefill, indexer=indexer)),
-        on_decodes("index_decode", lambda seqs, visible, queries: index_decode(seqs, visible, indexer, queries)),
     ]

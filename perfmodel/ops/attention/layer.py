@@ -11,6 +11,7 @@ from typing import Any
 from perfmodel.models.architecture import Attention
 from perfmodel.models.number_formats import kv_surplus, unpack_operations
 from perfmodel.ops.attention.decode import attention_decode, mixed_attention
+from perfmodel.ops.attention.indexer import choice_nodes
 from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
 from perfmodel.ops.collectives import all_gather, all_reduce, reduce_scatter, tensor_parallel
 from perfmodel.ops.elementwise import gate, kv_concat, kv_write, rms_norm, rope
@@ -137,6 +138,9 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
     if mixer.rope is not None:
         nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=fused)))
     nodes += _written(mixer, context, heads)
+    if mixer.indexer is not None:
+        # Norms, rotation and writes of its queries and keys are in the kernels of attention's (vLLM, minimax_m3).
+        nodes += choice_nodes(replace(mixer.indexer, num_heads=context.shard.kv_heads(mixer.indexer.num_heads)))
     is_flash = context.is_flash and heads.evicts_to is None
     prefill = flash_prefill if is_flash else partial(standard_prefill, is_fused=fused, is_module=not fused)
     nodes += striped_prefill(heads.kv_elements * heads.kv_element_bytes, context)
@@ -206,6 +210,8 @@ def _projections(mixer: Attention, context: LayerContext, heads: Heads) -> list[
         "k_proj": heads.num_kv_heads * heads.head_dim,
         "v_proj": heads.num_kv_heads * heads.v_head_dim,
     }
+    if mixer.indexer is not None:
+        widths["index_proj"] = (context.shard.kv_heads(mixer.indexer.num_heads) + 1) * mixer.indexer.head_dim
     if context.is_fused:
         widths = {"qkv_proj": sum(widths.values())}
     widths = {name: width for name, width in widths.items() if width}

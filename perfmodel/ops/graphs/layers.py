@@ -15,14 +15,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from typing import TypeVar, cast
 
 from perfmodel.models import architecture as arch
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.adapters import adapter_nodes, block_targets, vocabulary_targets
+from perfmodel.ops.attention.compressed import compressed_nodes
 from perfmodel.ops.attention.latent import latent_nodes
 from perfmodel.ops.attention.layer import attention_heads, attention_nodes
 from perfmodel.ops.collectives import all_gather, all_reduce, send_recv, tensor_parallel
-from perfmodel.ops.elementwise import embedding, residual_add, rms_norm, sample
+from perfmodel.ops.elementwise import embedding, residual_add, residual_mix, rms_norm, sample
 from perfmodel.ops.feedforward import dense_ffn_nodes, moe_nodes
 from perfmodel.ops.linear import gemm, linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_prefills, on_samples, on_tokens
@@ -101,6 +104,7 @@ _MIXERS = frozenset({"attention", "linear_attention"})
 _FFNS = frozenset({"dense_ffn", "experts", "shared_experts"})
 _LABELS = {
     "LatentAttention": "mla",
+    "CompressedAttention": "compressed",
     "LinearAttention": "linear",
     "GatedDeltaNet": "delta_net",
     "Mamba": "mamba",
@@ -199,6 +203,8 @@ def _mixer_block(mixer: arch.Mixer, context: LayerContext) -> list[OperatorNode]
         nodes += attention_nodes(mixer, context)
     elif isinstance(mixer, arch.LatentAttention):
         nodes += latent_nodes(mixer, context)
+    elif isinstance(mixer, arch.CompressedAttention):
+        nodes += compressed_nodes(mixer, context)
     elif isinstance(mixer, arch.LinearAttention):
         nodes += linear_attention_nodes(mixer, context)
     elif isinstance(mixer, arch.GatedDeltaNet):
@@ -225,10 +231,24 @@ def _ffn_block(ffn: arch.FeedForward, context: LayerContext) -> list[OperatorNod
 def _norms(name: str, context: LayerContext) -> list[OperatorNode]:
     """The norm before a block, and the residual addition (one kernel when fused)."""
     hidden, size, has_norm = context.hidden, context.element_bytes, context.model.pre_norms
+    inputs = residual_inputs(context.model)
+    if inputs is not None:
+        return [*_norm(name, context), on_tokens("residual_mix", lambda n: residual_mix(n, hidden, size, *inputs))]
     nodes = _norm(name, context, adds_residual=context.is_fused) if has_norm else []
     if not (context.is_fused and has_norm):
         nodes.append(on_tokens("residual_add", lambda n: residual_add("residual_add", n, hidden, size)))
     return nodes
+
+
+def residual_inputs(model: ModelSpec) -> tuple[float, float, int] | None:
+    """Hidden states that a block reads and writes beside its own input and output, and numbers of a token that weigh
+    them; None with plain residuals. Sums of earlier layers are as many as the mean layer sees."""
+    n, block = model.num_streams, model.residual_block
+    if n > 1:
+        return n, n, n * (n + 2)
+    if not block:
+        return None
+    return 1 + sum(ceil(i / block) for i in range(model.num_layers)) / model.num_layers, 1, 1
 
 
 def _post_norm(name: str, context: LayerContext) -> list[OperatorNode]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from perfmodel.errors import SpecError, UnsupportedError
-from perfmodel.models.architecture import Attention, LatentAttention, MoEFFN
+from perfmodel.models.architecture import KEYED, Attention, CompressedAttention, LatentAttention, MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.architectures import find_architecture
 from perfmodel.specs.engine.description import EngineDefaults, EngineFacts, StepBudget, Use, backend_of
@@ -166,7 +166,8 @@ def heads_divide(model: ModelSpec, tensor_parallel_size: int) -> bool:
 
 def _heads(model: ModelSpec) -> list[int]:
     mixers = [layer.mixer for layer, _ in model.layers]
-    return sorted({mixer.num_heads for mixer in mixers if isinstance(mixer, Attention | LatentAttention)})
+    groups = {mixer.o_groups for mixer in mixers if isinstance(mixer, CompressedAttention)}
+    return sorted(groups | {mixer.num_heads for mixer in mixers if isinstance(mixer, KEYED)})
 
 
 def _backend_refusals(engine: EngineSpec, hardware: HardwareSpec) -> Iterator[tuple[str, str, str]]:
@@ -238,14 +239,14 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
 def _stripe_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
     """(field, reason, sentence) for KV caches that ranks of decode context parallelism cannot share out."""
     size, tp = engine.decode_context_parallel_size, engine.tensor_parallel_size
-    mixers = [layer.mixer for layer, _ in model.layers if isinstance(layer.mixer, Attention | LatentAttention)]
+    mixers = [layer.mixer for layer, _ in model.layers if isinstance(layer.mixer, KEYED)]
     if size == 1:
         return
     field = "decode_context_parallel_size"
     if not engine.described.facts.stripes_kv:
         sentence = f"got {size}, and {engine.described.label} does not have it; leave it out, or name another engine"
         yield field, "the engine has no decode context parallelism", sentence
-    heads = [1 if isinstance(mixer, LatentAttention) else mixer.num_kv_heads for mixer in mixers]
+    heads = [mixer.num_kv_heads if isinstance(mixer, Attention) else 1 for mixer in mixers]
     copies = sorted({max(1, tp // count) for count in heads}) or [0]
     if any(not count or count % size for count in copies):
         sentence = (
@@ -312,9 +313,11 @@ def _prompt_split_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tup
 def _sees_part(model: ModelSpec) -> bool:
     """Whether layers keep or see other than all keys and values."""
     mixers = [layer.mixer for layer, _ in model.layers]
-    has_indexer = any(isinstance(mixer, LatentAttention) and mixer.indexer is not None for mixer in mixers)
-    is_limited = model.attention_spans or has_indexer or any(getattr(mixer, "sparsity", None) for mixer in mixers)
-    return bool(is_limited or model.has_states)
+    is_limited = any(
+        isinstance(mixer, CompressedAttention) or getattr(mixer, "indexer", None) or getattr(mixer, "sparsity", None)
+        for mixer in mixers
+    )
+    return bool(is_limited or model.attention_spans or model.has_states)
 
 
 def _overlap_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:

@@ -104,7 +104,7 @@ def test_a_missing_field_is_one_sentence(name: str) -> None:
         ({"num_local_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok: got 9, but there are 8"),
         ({"hybrid_override_pattern": "MX"}, "hybrid_override_pattern: got 'MX'"),
         ({"block_configs": [{"attention": {}}]}, "block_configs: got"),
-        ({"linear_attn_config": {"kda_layers": [1]}}, "linear_attn_config: Kimi delta attention is not modelled"),
+        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input: an embedding for each layer"),
         ({"quantization_config": {"quant_method": "abacus"}}, "quant_method: got 'abacus'"),
         ({"tie_word_embeddings": "maybe"}, "tie_word_embeddings: got 'maybe'"),
     ],

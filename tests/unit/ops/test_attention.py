@@ -11,15 +11,8 @@ from perfmodel.models.cards import load_model
 from perfmodel.models.number_formats import Surplus
 from perfmodel.ops import BatchShape, build_graph
 from perfmodel.ops.attention.decode import attention_decode
-from perfmodel.ops.attention.latent import (
-    absorb,
-    expanded_heads,
-    index_decode,
-    index_prefill,
-    latent_decode,
-    latent_heads,
-    sparse_prefill,
-)
+from perfmodel.ops.attention.indexer import index_decode, index_prefill
+from perfmodel.ops.attention.latent import absorb, expanded_heads, latent_decode, latent_heads, sparse_prefill
 from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
 from perfmodel.specs.engine.spec import EngineSpec
 

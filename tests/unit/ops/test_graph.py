@@ -27,6 +27,7 @@ MODELS = [
 FAMILIES = {  # as `Work` lists them: what achieved fractions are known by
     "attention_decode",
     "attention_prefill",
+    "attention_sparse",
     "collective",
     "elementwise",
     "embedding",

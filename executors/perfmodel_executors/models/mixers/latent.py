@@ -22,6 +22,7 @@ def latent_attention(
     kernels, batch, nope = step.kernels, step.batch, mixer.qk_nope_head_dim
     if batch.trees is not None:
         raise PerfmodelError("a tree of drafted tokens is not verified with latent attention; draft a chain instead.")
+    assert mixer.rope is not None  # refused before a run (`why_not_executed`)
     rotation = step.rotations.rows(mixer.rope, mixer.qk_rope_head_dim)
     queries = x_TC
     if weights.q_down is not None:
