@@ -18,6 +18,7 @@ from perfmodel.cost.calibrations.for_all import ExchangeFits, KernelErrors, Rout
 from perfmodel.cost.calibrations.whole_runs import WholeRunFits
 from perfmodel.cost.kernel_models.overheads import OverheadFits
 from perfmodel.cost.kernel_models.registry import KernelFit
+from perfmodel.cost.memory.adapters import AdapterFits
 from perfmodel.cost.power import PowerFit
 from perfmodel.files.catalog import data_dir, find_file
 from perfmodel.files.fitted import HEADER
@@ -29,6 +30,7 @@ from perfmodel.specs.engine.speculation import AcceptanceCatalog
 FILES = sorted(data_dir("calibrations").rglob("*.yaml"))
 KINDS = {
     "acceptance": AcceptanceCatalog,
+    "adapters": AdapterFits,
     "engine": EngineProfile,
     "prior": Calibration,
     "backend": BackendFits,

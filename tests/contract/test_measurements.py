@@ -78,7 +78,7 @@ def test_results_of_mlperf_are_named_by_their_ids_and_cited() -> None:
 @pytest.mark.skipif(not CITED.is_dir(), reason="the cited files are not beside this checkout")
 def test_the_cited_files_give_them_again() -> None:
     """Of the cited tables those that are kept, all but kernel tables of some size, which take long to be read; and
-    nothing is kept that is not written from them, but for decisions that were recorded for this project."""
+    nothing is kept that is not written from them, but for decisions and logs that were read for this project."""
     written = set()
     for table in writing.TABLES:
         for file in sorted(CITED.glob(table.cited)):
@@ -89,7 +89,7 @@ def test_the_cited_files_give_them_again() -> None:
             if file.suffix != ".parquet" or file.stat().st_size < 30_000:
                 raw = target.read_bytes()
                 assert (gzip.decompress(raw) if target.suffix == ".gz" else raw) == writing.written_table(table, file)
-    recorded = ("engine-counts", "plans", "surface")
+    recorded = ("adapters", "engine-counts", "plans", "surface")
     cited = [folder for folder in FOLDERS if folder.name not in recorded]
     kept = {file for folder in cited for file in folder.rglob("*") if file.is_file() and file.name != "source.yaml"}
     assert kept == written

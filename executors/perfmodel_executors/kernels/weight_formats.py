@@ -295,7 +295,7 @@ class AdaptedWeight:
         """`product_TN` with what the adapters add to the step's rows."""
         for adapter, rows in self.batch.rows:
             thin_TD = x_TK[rows] @ self.inputs_ASRK[adapter].flatten(0, 1).T
-            thin = torch.split(thin_TD, self.inputs_ASRK.shape[2], dim=1)
+            thin = thin_TD.chunk(len(self.outputs), dim=1)
             parts = [own @ outputs[adapter].T for own, outputs in zip(thin, self.outputs, strict=True)]
             product_TN.index_add_(0, rows, parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
         return product_TN

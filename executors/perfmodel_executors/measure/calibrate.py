@@ -76,8 +76,8 @@ class ServedModel(NamedTuple):
         where = (scenario.hardware, scenario.engine, cpu_steps.scenario_range(scenario))
         named = scenario.routing != TRAINED
         load = routing_of(scenario) if named else slowest_uniform_routing  # random routers choose nearly evenly
-        own = (scenario.sampling, scenario.routing, load, scenario.traffic.adapters)
-        return cls(scenario.model, *where, scenario.seed, *own)
+        adapters = scenario.traffic.adapters
+        return cls(scenario.model, *where, scenario.seed, scenario.sampling, scenario.routing, load, adapters)
 
     @property
     def num_adapters(self) -> int:

@@ -91,7 +91,7 @@ def _groups_of(graph: StepGraph) -> tuple[OperatorGroup, ...]:
         OperatorGroup(Depends.PREFILL, attrgetter("prefills"), lambda prefills: BatchShape(0, 0, prefills), False),
     )
     if graph.adapters is not None:
-        of_key = lambda key: BatchShape(*key[2:], num_adapters=key[0], adapter_tokens=key[1])  # noqa: E731
+        of_key = lambda key: BatchShape(key[2], key[3], num_adapters=key[0], adapter_tokens=key[1])  # noqa: E731
         every += (OperatorGroup(Depends.ADAPTERS, graph.adapters.key, of_key, True),)
     return tuple(group for group in every if graph.by_depends[group.depends])
 
