@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.models.cards import list_models, load_model
+from perfmodel.models.vision import ImageGrid
 from perfmodel.ops import BatchShape, Depends, build_graph, decode_shape
 from perfmodel.ops.elementwise import BYTES_PER_LOGIT
 from perfmodel.ops.routing import uniform_routing
