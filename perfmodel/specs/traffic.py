@@ -163,12 +163,20 @@ class ImageSize(Spec):
             raise ValueError(f"got {data!r}; expected WIDTHxHEIGHT in pixels, or WIDTHxHEIGHTxFRAMES, as in 1280x720")
         return dict(zip(("width", "height", "num_frames"), map(int, parts), strict=False))
 
+    def __str__(self) -> str:
+        return f"{self.width}x{self.height}" + (f"x{self.num_frames}" if self.num_frames > 1 else "")
+
+
+def _or_in_short(schema: dict[str, Any]) -> None:
+    items = {"anyOf": [schema.pop("items"), {"type": "string"}]}
+    schema["anyOf"] = [{"type": schema.pop("type"), "items": items}, {"type": "string"}]
+
 
 class Images(Spec):
     """Images at the beginning of each prompt, behind a shared prefix. No image comes twice."""
 
     per_request: PositiveInt = 1  # beside the `input_tokens` of text
-    sizes: tuple[ImageSize, ...] = Field(min_length=1)  # drawn by their shares
+    sizes: tuple[ImageSize, ...] = Field(min_length=1, json_schema_extra=_or_in_short)  # drawn by their shares
 
     @field_validator("sizes", mode="before")
     @classmethod

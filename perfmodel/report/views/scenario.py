@@ -105,6 +105,9 @@ def _traffic_facts(scenario: Scenario) -> Pairs:
         facts.append(("input tokens", _describe_lengths(traffic.input_tokens)))
     if traffic.output_tokens:
         facts.append(("output tokens", _describe_lengths(traffic.output_tokens)))
+    if traffic.images:
+        sizes = " or ".join(map(str, traffic.images.sizes))
+        facts.append(("images", f"{traffic.images.per_request} a prompt, {sizes}"))
     if traffic.trace:
         facts.append(("trace", f"{traffic.trace.path} ({traffic.trace.format})"))
     facts.append(("SLO", slo.in_words(scenario.attainment) or "none"))

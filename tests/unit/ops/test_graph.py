@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.models.cards import list_models, load_model
+from perfmodel.models.vision import ImageGrid
 from perfmodel.ops import BatchShape, Depends, build_graph, decode_shape
 from perfmodel.ops.elementwise import BYTES_PER_LOGIT
 from perfmodel.ops.routing import uniform_routing
@@ -41,6 +42,7 @@ FIELDS = {
     Depends.GROUP: ("group_tokens",),
     Depends.SAMPLES: ("num_samples",),
     Depends.PREFILL: ("prefills",),
+    Depends.IMAGES: ("images",),
     Depends.DECODE: ("num_decodes", "decode_tokens", "decode_context", "decode_windowed"),
 }
 PREFILLS = st.lists(st.tuples(st.integers(2, 3000), st.integers(0, 3000)), max_size=4).map(tuple)
@@ -53,7 +55,8 @@ def shapes(draw, num_spans=2):
     context = num_decodes * draw(st.integers(1, 5000))
     windowed = tuple(num_decodes * draw(st.integers(1, 5000)) for _ in range(num_spans))
     counts = draw(st.integers(1, 5000)), draw(st.integers(1, 300))
-    return BatchShape(*counts, draw(PREFILLS), num_decodes, context, windowed)
+    images = draw(st.lists(st.builds(ImageGrid, *[st.integers(1, 40)] * 3), max_size=3).map(tuple))
+    return BatchShape(*counts, draw(PREFILLS), num_decodes, context, windowed, images=images)
 
 
 def graph_of(name, **engine):
