@@ -263,10 +263,8 @@ class Scheduler:
         """Admit waiting requests in policy order until one does not fit; return how many have KV and decode."""
         blocks, config, host, num_joined = self.blocks, self.config, self.blocks.host, 0
         skipped: list[Waiting] = []
-        adapters, scheduled = self.adapters, set[int]()
-        if adapters is not None:
-            scheduled = adapters.scheduled(plan, self._running.cohort.members)
-        encoder = self._running.encoder
+        adapters, encoder = self.adapters, self._running.encoder
+        scheduled: set[int] = set() if adapters is None else adapters.scheduled(plan, self._running.cohort.members)
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
             key, request = self._waiting[0]
             is_under_way = request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request)
