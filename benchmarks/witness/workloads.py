@@ -56,6 +56,7 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         _script_transfers(rng, config, requests)
     if feature == "images":
         config["async_scheduling"] = rng.random() < 0.5
+        requests = requests[:20]  # for a small recording
         _add_images(rng, config, requests)
     if feature == "abort" or (feature == "images" and rng.random() < 0.2):
         for request in rng.sample(requests, max(1, len(requests) // 4)):

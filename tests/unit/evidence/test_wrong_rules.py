@@ -459,7 +459,7 @@ WRONG_RULES = {
         ),
     ),
     "vllm_0.30.0_images": (
-        (150, 1),
+        (120, 1),
         (
             caches_as_much_as_it_likes,
             cuts_whole_images,
