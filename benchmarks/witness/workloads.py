@@ -80,6 +80,7 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
                 request["adapter"] = min(int(rng.expovariate(2 / count)), count - 1)
     if feature == "images":
         config["async_scheduling"] = rng.random() < 0.5
+        requests = requests[:20]  # for a small recording
         _add_images(rng, config, requests)
     if feature == "offload":
         # Room for all: what vLLM evicts first depends on the order of a set of bytes.

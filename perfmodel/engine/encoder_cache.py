@@ -30,8 +30,8 @@ class EncoderCache:
         return self.num_free + sum(self._unneeded.values())
 
     def fit(self, request: Request, num_computed: int, num_tokens: int, plan: StepPlan) -> tuple[int, Sequence[int]]:
-        """How many of the next `num_tokens` behind `num_computed` a step can compute, and which inputs (by number) it
-        encodes for them; `encode` follows if it does."""
+        """How many of the next `num_tokens` of `request` behind `num_computed` can be computed in `plan`, and which
+        inputs (by number) are encoded for them; `encode` follows if they are."""
         if plan is not self._plan:
             self._plan, self._budget_left = plan, self._rules.budget
         end, num_chosen, chosen = num_computed + num_tokens, 0, dict[object, int]()

@@ -83,7 +83,7 @@ class LongestSide:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class ImageTiles:
     """Llama 4's, InternVL's and Gemma 3's. tile: pixels of a side; num_separators: tokens behind all but the last"""
 
     tile: int
@@ -113,13 +113,13 @@ class Tiles:
         return min(scales, key=lambda fit: (fit[0] < 1, fit[0] if fit[0] >= 1 else -fit[0]))[1]
 
     def _nearest(self, width: int, height: int) -> int:
-        """Of canvases as near, the largest that the image fills by half, as the smallest may not."""
+        """The largest of the nearest canvases that the image fills by half, else the smallest."""
         distances = [(abs(width / height - c / r), r * c) for r, c in self._canvases]
         nearest = [tiles for distance, tiles in distances if distance == min(distances)[0]]
         return max((tiles for tiles in nearest if tiles < 2 * width * height / self.tile**2), default=nearest[0])
 
 
-ImageRule = DynamicResolution | LongestSide | Tiles
+ImageRule = DynamicResolution | LongestSide | ImageTiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class VisionEncoder:
     @property
     def takes_videos(self) -> bool:
         """Whether several frames may be one input."""
-        return isinstance(self.rule, DynamicResolution) or (isinstance(self.rule, Tiles) and self.rule.most == 12)
+        return isinstance(self.rule, DynamicResolution) or (isinstance(self.rule, ImageTiles) and self.rule.most == 12)
 
     @property
     def num_params(self) -> int:
@@ -155,7 +155,7 @@ class VisionEncoder:
 
     @property
     def max_tokens(self) -> int:
-        """Of the largest image."""
+        """Tokens of the largest image."""
         aspects = ((1, 1), (4, 3), (3, 4))
         return max(self.of_image(_HUGE * width, _HUGE * height)[1] for width, height in aspects)
 
@@ -214,13 +214,13 @@ def _plain(config: Mapping[str, Any], hidden: int, types: str, merge: int) -> Vi
     rule: ImageRule
     projections: tuple[tuple[int, int], ...]
     if "gemma3" in types:
-        rule, projections = Tiles(size, patch, 256, 1, "best_fit", num_marks=4), ((width, hidden),)
+        rule, projections = ImageTiles(size, patch, 256, 1, "best_fit", num_marks=4), ((width, hidden),)
     elif "llama4" in types:
         inner, out = config.get("projector_input_dim", 4096), config.get("projector_output_dim", 4096)
-        rule = Tiles(size, patch, (size // patch) ** 2 * width // merged, 16, "best_fit", 3, num_separators=1)
+        rule = ImageTiles(size, patch, (size // patch) ** 2 * width // merged, 16, "best_fit", 3, num_separators=1)
         projections = ((merged, inner), (inner, out), (out, hidden))
     elif "internvl" in types:
-        rule = Tiles(size, patch, (size // patch) ** 2 * width // merged, 12, "aspect", num_marks=2)
+        rule = ImageTiles(size, patch, (size // patch) ** 2 * width // merged, 12, "aspect", num_marks=2)
         projections = ((merged, hidden), (hidden, hidden))
     elif "pixtral" in types:
         merger = ((width * merge**2, width),) if merge > 1 else ()

@@ -105,7 +105,8 @@ def encoder_attention(
     """Attention in which every patch sees all of its sequence: 4 T^2 h FLOPs for each of H heads of size h, and
     Q, K, V, O once.
 
-    window: patches of a side that are a sequence; None: whole tiles, images and frames"""
+    name: of the operator in `vision`; context: of its device, with `heads` of its heads; window: patches of a side that
+    are a sequence; None: whole tiles, images and frames"""
     sequences = tuple(length for image in images for length in _sequences(image, window))
     head_dim, tokens = vision.hidden_size // vision.num_heads, sum(sequences)
     pairs, half = sum(length * length for length in sequences), 2.0 * tokens * heads * head_dim * context.element_bytes

@@ -13,7 +13,7 @@ def scheduler_of(budget: int, cache_size: int, is_whole: bool = False, **config:
 
 
 def request_of(number: int, prompt: int, *images: tuple[int, int, object]) -> Request:
-    request = Request(number, number, prompt, 2)
+    request = Request(number, number, prompt, 3)
     request.encoder_inputs = tuple(EncoderInput(*image) for image in images)
     return request
 
@@ -73,6 +73,20 @@ def test_equal_images_are_encoded_once() -> None:
     scheduler.add(request_of(0, 120, (0, 100, "a")))
     scheduler.add(request_of(1, 130, (0, 100, "a")))
     assert [pair for plan in steps_of(scheduler) for pair in encoded(plan)] == [(0, 0)]
+
+
+def test_an_image_at_the_end_of_a_prompt_stays_while_a_plan_is_in_flight() -> None:
+    """Planned ahead, the prompt's last token counts once its successor has come, as vLLM counts placeholders; planned
+    step by step, once it has run."""
+    for is_ahead, held in ((True, [10, 0]), (False, [0, 0])):
+        rules = EncoderRules(10, 10, is_ahead=is_ahead)
+        scheduler = Scheduler(SchedulerConfig(encoder=rules), KVBlockManager(100, 16))
+        scheduler.add(request_of(0, 20, (10, 10, "a")))
+        cache, plans = scheduler._running.encoder, [scheduler.plan(0), scheduler.plan(1)]
+        assert cache is not None
+        for number, plan in enumerate(plans):
+            scheduler.apply(plan, number)
+            assert 10 - cache.num_reclaimable == held[number]
 
 
 def test_what_is_taken_back_may_be_encoded_for_another() -> None:

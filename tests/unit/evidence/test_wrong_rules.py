@@ -456,10 +456,6 @@ def cuts_whole_images(patch: pytest.MonkeyPatch) -> None:
     _with_encoder(patch, is_whole=False)
 
 
-def gives_up_images_with_a_plan_in_flight(patch: pytest.MonkeyPatch) -> None:
-    _with_encoder(patch, is_ahead=False)
-
-
 def _with_encoder(patch: pytest.MonkeyPatch, **rules: object) -> None:
     init = EncoderCache.__init__
     patch.setattr(EncoderCache, "__init__", lambda self, own: init(self, replace(own, **rules)))
@@ -558,14 +554,13 @@ WRONG_RULES = {
         ),
     ),
     "vllm_0.30.0_images": (
-        (150, 1),
+        (120, 1),
         (
             caches_as_much_as_it_likes,
             cuts_whole_images,
             drops_the_newest_image,
             encodes_as_much_as_it_likes,
             encodes_equal_images_again,
-            gives_up_images_with_a_plan_in_flight,
             keeps_images_to_the_end,
         ),
     ),
