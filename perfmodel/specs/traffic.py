@@ -217,6 +217,7 @@ class Rollouts(Spec):
     """Iterations of reinforcement learning: `num_requests` new answers at once; when all have come the weights are
     updated, which empties the prefix cache, and the next iteration begins.
 
+    iterations:      that are simulated
     weight_update_s: from an iteration's last answer to the next iteration, in which engines generate nothing
     max_answer_tokens: of an answer in one iteration (partial rollouts, Kimi k1.5: arXiv 2501.12599): it is cut there,
                      and goes on in the next, which computes its prompt and its tokens so far again"""
