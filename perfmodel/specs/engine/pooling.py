@@ -14,7 +14,7 @@ from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import Traffic
 
-_POOLINGS: Mapping[str, Pooling] = {"LAST": "last", "CLS": "cls", "MEAN": "mean"}
+_POOLING: Mapping[str, Pooling] = {"LAST": "last", "CLS": "cls", "MEAN": "mean"}  # by vLLM's names
 _NUM_LABELS = 2  # of a model whose file names none: transformers' PretrainedConfig
 
 
@@ -23,7 +23,7 @@ def with_pooling(model: ModelSpec, engine: EngineSpec) -> ModelSpec:
     if engine.runner == "generate" or (engine.runner == "auto" and model.pooling is None):
         return model
     given, labels = engine.pooler_config, {"embed": 0, "classify": model.num_labels or _NUM_LABELS}
-    pooling: Pooling = _POOLINGS[given.pooling_type] if given is not None else model.pooling or "last"
+    pooling = _POOLING[given.pooling_type] if given is not None else model.pooling or "last"
     given_labels = labels.get(engine.convert, model.num_labels)
     return replace(model, pooling=pooling, num_labels=given_labels, tie_word_embeddings=True)
 
