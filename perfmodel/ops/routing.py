@@ -235,7 +235,7 @@ def popularity_of(spec: ExpertRouting, *, num_draws: int = 8) -> Chances:
 def skewed_routing(
     spec: ExpertRouting, num_redundant: int | None = None, *, num_draws: int = 8, ranks_per_node: int | None = None
 ) -> Routing:
-    """Load of the slowest rank under the popularity that `spec` gives, mean over draws, once per block shape.
+    """Load of the slowest rank under the popularity that `spec` gives, mean over `num_draws`, once per block shape.
 
     num_redundant: copies of popular experts, placed by `place_experts`; None: consecutive experts; ranks_per_node: all
     ranks unless given"""

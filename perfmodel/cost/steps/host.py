@@ -28,7 +28,7 @@ def step_ticks(serial: int, hidden: int, device: int) -> int:
 
 
 class Host:
-    """Host time of steps of `graph`, times `share`. draw: error factors, for ensembles"""
+    """Host time of steps of `graph` on the device of `timer`, times `share`. draw: error factors, for ensembles"""
 
     def __init__(self, graph: StepGraph, timer: OperatorTimer, draw: Draw | None = None, share: float = 1.0) -> None:
         self.fit = host_fit(graph, timer)

@@ -58,7 +58,7 @@ class Half(NamedTuple):
 
 
 def overlapped(first: Half, second: Half, num_layers: int, share: float = 0.0) -> float:
-    """Time of both halves over `num_layers` with experts. share: of the units, f"""
+    """Time of the halves `first` and `second` over `num_layers` with experts. share: of the units, f"""
 
     def beside(compute: float, message: float) -> float:
         return max(message, compute + share * message)

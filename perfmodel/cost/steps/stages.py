@@ -212,7 +212,7 @@ class PromptSplitCostModel:
     """Prices steps whose prompts' tokens `pcp` ranks share out, by a rank's operators in `tables`."""
 
     def __init__(self, tables: StepTables, draw: Draw | None = None) -> None:
-        self._rank, self._pcp = GraphCostModel(tables, draw), tables.graph.shard.pcp
+        self._rank, self._pcp, self._draw = GraphCostModel(tables, draw), tables.graph.shard.pcp, draw
         self.has_runs = True
 
     def duration_ps(self, shape: BatchShape) -> int:
@@ -231,9 +231,7 @@ class PromptSplitCostModel:
         return self._rank.usage()
 
     def fresh(self) -> "PromptSplitCostModel":
-        fresh = PromptSplitCostModel(self._rank.tables)
-        fresh._rank = self._rank.fresh()
-        return fresh
+        return PromptSplitCostModel(self._rank.tables, self._draw)
 
 
 class LayerSplit(NamedTuple):

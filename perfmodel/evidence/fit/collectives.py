@@ -7,7 +7,7 @@ which CUDA graphs avoid: they are a separate family.
 DeepEP's kernels (`wideep_deepep_normal`, `wideep_deepep_ll`): node_num of eight devices each [assumed of GB200],
 num_token, hidden_size, num_topk, num_experts, SMs, and microseconds of dispatch (FP8 with a scale for each 128
 numbers) and of combine (BF16), which `read_table` makes rows of. Normal ones reach experts on at most four nodes
-(DeepEP, tests/test_internode.py). All devices have one fit for each kernel and direction. Rows of normal kernels on
+(DeepEP, test_internode.py). All devices have one fit for each kernel and direction. Rows of normal kernels on
 eight nodes are left out of it: 17 GB/s of a card, where DeepEP reports 51."""
 
 from collections.abc import Iterable
@@ -102,7 +102,7 @@ COLLECTIVES = KernelModule(_groups, _fit)
 DEEPEP: dict[str, Route] = {"wideep_deepep_normal": "node", "wideep_deepep_ll": "expert"}
 _ELEMENT_BYTES = {"dispatch": 1 + 4 / 128, "combine": 2.0}
 _PER_NODE = 8
-_MOST_NODES = {"node": 4, "expert": 8}  # of rows that are fitted
+_MAX_NODES = {"node": 4, "expert": 8}  # of rows that are fitted
 _FREE_EXCHANGE = ("start_s", "doubling_s", "link_fraction", "network_fraction")
 _BEGIN = ExchangeFit(start_s=2e-5, doubling_s=1e-5, link_fraction=0.6, network_fraction=0.9)
 
@@ -134,7 +134,7 @@ def _exchange_sizes(
 
 def _fit_exchange(groups: Groups) -> ExchangeFit:
     route = groups[0].key.rpartition("_")[2]
-    groups = [group.take(group.sizes.nodes <= _MOST_NODES[route]) for group in groups]
+    groups = [group.take(group.sizes.nodes <= _MAX_NODES[route]) for group in groups]
     is_normal = route == "node"
     begin = _BEGIN.model_copy(update={"unit_bytes_per_s": 1.2e10}) if is_normal else _BEGIN
     return fit_groups(groups, begin, free=_FREE_EXCHANGE + (("unit_bytes_per_s", "forward") if is_normal else ()))

@@ -110,7 +110,7 @@ def gathered_prompts(elements: int, kv_bytes: float, written_bytes: float, conte
     """Keys and values of prompts' new tokens, `elements` a token, gathered from all ranks that share the tokens out,
     which each keep all of them; no node where one rank computes them all.
 
-    kv_bytes: of a gathered element; written_bytes: see `Heads`"""
+    kv_bytes: of a gathered element; written_bytes: see `Heads`; context: of the layer"""
     pcp, group, size, fused = context.shard.pcp, context.shard.group("data"), context.element_bytes, context.is_fused
     name, share = "pcp_kv_all_gather", (context.shard.pcp - 1) / context.shard.pcp
 
