@@ -88,9 +88,7 @@ def classifier_parameters(model: ModelSpec) -> int:
 def final_norms(model: ModelSpec) -> int:
     """Parameters of the last norm, and of what makes one of several hidden states before it."""
     d, n = model.hidden_size, model.num_streams
-    if n > 1:
-        return _norm_width(model) + n * (n * d + 1) + 1
-    return _norm_width(model) + (2 * d if model.residual_block else 0)
+    return _norm_width(model) + (n * (n * d + 1) + 1 if n > 1 else 2 * d if model.residual_block else 0)
 
 
 def layer_parameters(model: ModelSpec, layer: Layer) -> dict[str, int]:

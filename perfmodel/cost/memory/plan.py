@@ -237,9 +237,8 @@ def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequen
 def num_buffers(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> int:
     """Blocks per sequence beside its tokens': states, or newer tokens in wider formats. model: as served"""
     states = state_blocks(model, hardware, engine)
-    if states is not None:
-        return states.per_sequence
-    return ceil(surplus_tokens(model) / engine.block_size) + compressed_blocks(model, engine)
+    others = ceil(surplus_tokens(model) / engine.block_size) + compressed_blocks(model, engine)
+    return states.per_sequence if states is not None else others
 
 
 def compressed_blocks(model: ModelSpec, engine: EngineSpec) -> int:

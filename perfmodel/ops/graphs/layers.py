@@ -244,10 +244,8 @@ def residual_inputs(model: ModelSpec) -> tuple[float, float, int] | None:
     """Hidden states that a block reads and writes beside its own input and output, and numbers of a token that weigh
     them; None with plain residuals. Sums of earlier layers are as many as the mean layer sees."""
     n, block = model.num_streams, model.residual_block
-    if n > 1:
-        return n, n, n * (n + 2)
-    if not block:
-        return None
+    if n > 1 or not block:
+        return (n, n, n * (n + 2)) if n > 1 else None
     return 1 + sum(ceil(i / block) for i in range(model.num_layers)) / model.num_layers, 1, 1
 
 
