@@ -23,7 +23,6 @@ from perfmodel.report.document import (
     Notes,
     Paragraph,
     Picture,
-    Plot,
     Sentences,
     Span,
     Table,
