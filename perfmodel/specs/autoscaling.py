@@ -173,7 +173,7 @@ class AutoscalingSpec(CheckedSpec):
         if self.min_replicas > self.max_replicas:
             yield f"got min_replicas {self.min_replicas}; expected at most max_replicas"
         if self.target is None and self.dynamo is None:
-            yield "got no target, the load of one replica; give it, or dynamo, which has thresholds of its own"
+            yield "needs `target`, the load of one replica, or dynamo, which has thresholds of its own"
         if self.metric == "kv_cache_usage" and self.target is not None and self.target > 1:
             yield f"got target {self.target:g} of kv_cache_usage, a share of a replica's blocks; at most 1"
         if self.dynamo is not None and self.is_kubernetes:

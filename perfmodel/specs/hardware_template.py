@@ -120,6 +120,7 @@ def _figures(like: HardwareSpec, is_here: bool) -> Iterator[str]:
     if declared.idle_w is not None:
         yield f"  idle_w: {declared.idle_w:g}"
     yield f"  max_devices: {declared.max_devices}  # that the fastest link joins: the largest tensor parallel group"
+    yield "  # mig: {3g.40gb: {compute_units: 60, memory_slices: 4}}  # slices by profile, memory in eighths"
     yield "  # Paths of figures that no document of the vendor says: recalled, derived or guessed. Reports list them."
     yield f"  unconfirmed: [{', '.join(declared.unconfirmed) if is_here else 'idle_w'}]"
 

@@ -58,7 +58,7 @@ WITHIN = {
     "planning": (
         *("spec", "metrics", "comparison", "typical_step", "points", "workers", "sweep", "findings", "axes", "load"),
         *("study", "whatif", "space", "surfaces", "service", "finalist", "screen", "choice", "result", "runs"),
-        *("jobs", "search", "operations", "export", "speculation"),
+        *("jobs", "operations", "elastic", "search", "export", "speculation"),
     ),
 }
 # Third parties that only some rooms may use.

@@ -57,6 +57,7 @@ USED_BY_ALL = {
     "ClusterSpec.router",
     "Conversations.format",
     "DynamoSpec.optimization_target",
+    "GatewaySpec.scheduling_policy",
     "EngineSpec.all2all_backend",
     "EngineSpec.attention",  # its one dependent field has its own sentence
     "EngineSpec.backend",

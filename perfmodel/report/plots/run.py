@@ -25,6 +25,7 @@ Pools = Sequence[Mapping[str, Any]]  # rows of a summary
 
 MAX_POINTS = 500  # of a distribution
 MAX_BINS = 240  # of a curve over time
+MAX_ATTAINMENT_BINS = 60  # of shares of requests, which scatter in shorter ones
 
 
 @dataclass(frozen=True)
@@ -295,6 +296,17 @@ def replicas_figure(pools: Pools, end_s: float) -> Figure:
     unit = {"dtick": 1} if largest <= _FEW_REPLICAS else {}
     y = axis("replicas", rangemode="tozero", **unit)
     return figure(traces, _HEIGHT, {**_TIME, "range": [0, end_s]}, y, showlegend=True)
+
+
+def attainment_figure(arrival_s: Floats, is_good: NDArray[np.bool_], end_s: float) -> Figure:
+    """Share of the requests that arrive in each of equal intervals until `end_s` that are answered within the SLO."""
+    edges = np.linspace(0.0, max(end_s, 1e-9), MAX_ATTAINMENT_BINS + 1)
+    sent, within = (np.histogram(times, edges)[0] for times in (arrival_s, arrival_s[is_good]))
+    has_any = sent > 0
+    centres, share = ((edges[:-1] + edges[1:]) / 2)[has_any], 100.0 * within[has_any] / sent[has_any]
+    hover = "%{x:.4g} s: %{y:.1f} % within the SLO<extra></extra>"
+    trace = line(centres, share, "within the SLO", GREEN, hover, width=2)
+    return figure([trace], _HEIGHT, {**_TIME, "range": [0, end_s]}, axis("requests within the SLO (%)", range=[0, 105]))
 
 
 def _failures(name: str, counts: Sequence[Sequence[float]], failed_at: Sequence[float]) -> Iterator[Trace]:

@@ -24,7 +24,6 @@ from perfmodel.report.document import (
     Notes,
     Paragraph,
     Picture,
-    Plot,
     Sentences,
     Span,
     Table,
@@ -32,9 +31,9 @@ from perfmodel.report.document import (
 from perfmodel.report.drawing.charts import Bar, Dot, bars_svg, pareto_svg
 from perfmodel.report.drawing.figures import COLOURS
 from perfmodel.report.numbers import format_duration, format_metric, format_number, format_optional
+from perfmodel.report.views.elastic import fleet_plots, fleet_sentences, fleet_tables
 from perfmodel.report.views.run import alternatives_sentences
 from perfmodel.report.views.scenario import trust_blocks, trust_line
-from perfmodel.report.views.step import named_plot
 
 Row = TypeVar("Row")
 Columns = Sequence[tuple[str, Callable[[Row], Line]]]  # (title, the cell of a row)
@@ -98,9 +97,9 @@ def plan_view(result: PlanResult, command: str = "") -> Document:
         blocks.append(Picture("finalists", partial(_finalists_drawn, result)))
     if len(result.front) > 1:
         blocks.append(Picture("front", partial(_front_drawn, result)))
-    tables = [_devices(result), *_finalists(result), _front(result), _mixes(result), *_fleets(result)]
+    tables = [_devices(result), *_finalists(result), _front(result), _mixes(result), *fleet_tables(result)]
     blocks += [*(table for table in tables if table.rows), *trust_blocks(result.trust)]
-    blocks += _replicas_plot(result)
+    blocks += fleet_plots(result)
     if result.winner is not None:
         blocks.append(Commands("To start it", serve_commands(result, result.winner)))
     counts = [f"{result.num_candidates:,} candidates", f"{result.num_able:,} serve the rate in closed form"]
@@ -147,7 +146,7 @@ def plan_sentences(result: PlanResult) -> list[str]:
         ),
         *_under_failures(result, winner),
         *_changed_mix(result),
-        *_over_the_load(result, winner),
+        *fleet_sentences(result, winner),
         *_energy(result, winner),
         *alternatives_sentences({name: winner.mean(name) for name in ALTERNATIVES}),
         *_bound(result),
@@ -246,62 +245,6 @@ def _under_failures(result: PlanResult, winner: Finalist) -> Iterator[str]:
     if known.all_up:
         up = ", ".join(f"{share:.2%} of the time with {count}" for count, share in known.all_up.items())
         yield f"At least {winner.replicas} are up {up}, in closed form."
-
-
-def _over_the_load(result: PlanResult, winner: Finalist) -> Iterator[str]:
-    """What replicas that follow the load save, and what they cost in requests beyond the SLO."""
-    known = result.elasticity
-    if known is None:
-        return
-    if known.fixed is None:
-        yield f"Replicas that follow the load were not simulated: {known.problem}."
-        return
-    fixed, best = known.fixed, known.best
-    held = (
-        f"{winner.replicas} fixed replicas take {fixed.device_hours:.3g} device hours, {fixed.attained:.1%} within it"
-    )
-    if best is None:
-        yield f"Through the scenario's load no fleet that follows it meets the SLO; {held}."
-        return
-    at = "" if best.target is None else f" at {best.target:g} per replica"
-    yield (
-        f"Through the scenario's load, replicas that follow it{at} take {best.device_hours:.3g} device hours "
-        f"({best.device_hours / fixed.device_hours - 1:+.0%}), {best.attained:.1%} of requests within the SLO; {held}."
-    )
-
-
-def _fleets(result: PlanResult) -> Iterator[Table]:
-    """A row for each fleet through the scenario's load."""
-    known = result.elasticity
-    if known is None or known.fixed is None:
-        return
-    rows = [
-        (
-            "fixed" if run is known.fixed else "by thresholds" if run.target is None else f"{run.target:g} per replica",
-            f"{run.attained:.1%}",
-            "yes" if run.is_met else "no",
-            str(run.replicas_peak),
-            f"{run.device_hours:.3g}",
-            format_optional(run.usd, ".2f"),
-        )
-        for run in (known.fixed, *known.scaled)
-    ]
-    heads = ["replicas", "within the SLO", "SLO met", "at most", "device hours", "USD"]
-    yield Table(heads, rows, "Through the scenario's own load")
-
-
-def _replicas_plot(result: PlanResult) -> Iterator[Plot]:
-    """Replicas of the fixed and the chosen fleet over time."""
-    known = result.elasticity
-    if known is None or known.fixed is None or known.best is None:
-        return
-    fleets = [("fixed", known.fixed), ("following the load", known.best)]
-    pools = [
-        {"name": name, "replicas": run.replicas_peak, "replicas_over_time": run.replicas_over_time}
-        for name, run in fleets
-    ]
-    note = "Replicas that serve; dotted with those that are starting and paid for."
-    yield named_plot("Replicas over time", "run.replicas_figure", note, pools, known.fixed.duration_s)
 
 
 def _bound(plan: PlanResult | JobPlan) -> list[str]:

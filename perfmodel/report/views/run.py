@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import exp
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from perfmodel.cost.power import load_power_fit
 from perfmodel.planning.metrics import LATENCIES, STATISTICS, metric_of
 from perfmodel.planning.typical_step import StepReport
@@ -15,6 +17,7 @@ from perfmodel.report.plots.run import pool_names
 from perfmodel.report.views import scenario as facts
 from perfmodel.report.views.scenario import MORE, describe_traffic, few_notes, hardware_source, headline, scenario_facts
 from perfmodel.report.views.step import bound_shares, named_plot, step_blocks
+from perfmodel.sim.records.columns import Bools, RequestColumns, missed
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.traffic.distributions import class_shares
 from perfmodel.specs.scenario import price_lines
@@ -322,6 +325,12 @@ def _fleet_plots(result: RunResult, pools: Sequence[Mapping[str, Any]]) -> Itera
     if any(pool.get("replicas_over_time") for pool in pools):
         note = "Replicas that serve, by pool; dotted with those that are starting and paid for; a cross is a failure."
         yield named_plot("Replicas over time", "run.replicas_figure", note, pools, result.summary["duration"])
+        is_good = None if requests is None or not len(requests) else _within_slo(result, requests)
+        if requests is not None and is_good is not None:
+            note, end_s = "Answered requests by when they arrived, in 60 equal intervals.", result.summary["duration"]
+            yield named_plot(
+                "Requests within the SLO", "run.attainment_figure", note, requests.arrival_s, is_good, end_s
+            )
     if steps is not None and len(steps):
         note = "Means over equal intervals, all engines of a pool together."
         yield named_plot("Requests in each pool", "run.pool_load_figure", note, steps, pools)
@@ -334,6 +343,21 @@ def _fleet_plots(result: RunResult, pools: Sequence[Mapping[str, Any]]) -> Itera
         ttft = {kind.name: requests.ttft_s[of_all == number] * 1e3 for number, kind in enumerate(kinds)}
         limits = {kind.name: (kind.slo or result.scenario.slo).limit_ms("ttft") for kind in kinds}
         yield named_plot("TTFT by class", "run.classes_figure", "", ttft, limits)
+
+
+def _within_slo(result: RunResult, requests: RequestColumns) -> Bools | None:
+    """Mask of requests within their class's limits; None without limits."""
+    slo, kinds = result.scenario.slo, result.scenario.traffic.classes
+    limits = [kind.slo or slo for kind in kinds] or [slo]
+    of_all = class_shares(result.scenario).of_all(requests.request_id) if kinds else np.zeros(len(requests), np.int64)
+    masks = [missed(limit, requests) for limit in limits]
+    if not any(masks):
+        return None
+    good: Bools = np.ones(len(requests), np.bool_)
+    for number, by_limit in enumerate(masks):
+        for mask in by_limit.values():
+            good &= (of_all != number) | ~mask
+    return good
 
 
 def _origin(result: RunResult) -> str:

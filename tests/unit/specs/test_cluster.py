@@ -152,7 +152,7 @@ HPA = "cluster={autoscaling: {target: 4, max_replicas: 3, hpa: {}}}"
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ("target=null", "got no target"),
+        ("target=null", "needs `target`, the load of one replica"),
         ("min_replicas=0", "use keda to scale to none"),
         ("dynamo={}", "got dynamo beside hpa or keda"),
         ("scale_down_delay_s=60", "got scale_down_delay_s with hpa"),

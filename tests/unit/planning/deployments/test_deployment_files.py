@@ -64,7 +64,8 @@ def winner(planned: Scenario) -> Any:
 
 
 def plan() -> Any:
-    return SimpleNamespace(rate=40.0, replicas=4, scenario=SimpleNamespace(name="planned"))
+    scenario = SimpleNamespace(name="planned", cluster=SimpleNamespace(autoscaling=None))
+    return SimpleNamespace(rate=40.0, replicas=4, scenario=scenario, elasticity=None)
 
 
 def objects(planned: Scenario) -> list[tuple[str, Any]]:

@@ -42,7 +42,8 @@ def winner(replicas: int = 4, rate: float = 44.0, **means_ms: float) -> Any:
 
 
 def plan(replicas: int = 4) -> Any:
-    return SimpleNamespace(rate=40.0, replicas=replicas)
+    scenario = SimpleNamespace(cluster=SimpleNamespace(autoscaling=None))
+    return SimpleNamespace(rate=40.0, replicas=replicas, scenario=scenario, elasticity=None)
 
 
 def objects(text: str) -> list[dict[str, Any]]:

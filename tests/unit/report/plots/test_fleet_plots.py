@@ -80,3 +80,14 @@ def test_a_long_tail_takes_a_logarithmic_axis(fleet):
     even = requests.some(np.flatnonzero(requests.ttft_s < 2 * np.median(requests.ttft_s)))
     assert tailed["layout"]["xaxis"]["type"] == "log"
     assert latency_figure(even, fleet.scenario.slo)["layout"]["xaxis"].get("type") != "log"
+
+
+def test_requests_within_the_slo_add_up_to_the_share_of_the_run(fleet, figures):
+    """Shares of intervals, weighed by the requests that arrive in them, are the share of all that were answered."""
+    (trace,) = figures["Requests within the SLO"]["data"]
+    edges = np.linspace(0, fleet.summary["duration"], 61)
+    sent = np.histogram(fleet.requests.arrival_s, edges)[0]
+    assert len(trace["y"]) == (sent > 0).sum()
+    within = np.dot(trace["y"], sent[sent > 0]) / 100
+    num_sent = fleet.summary["completed"] + fleet.summary["failed"] + fleet.summary["timed_out"]
+    assert within == pytest.approx(fleet.summary["slo_attainment"] * num_sent, abs=0.5)
