@@ -46,7 +46,7 @@ class _Fetch:
 
 
 class TieredBlocks(HostBlocks):
-    """`HostBlocks` in an engine with blocks of `block_size` tokens.
+    """`HostBlocks` in an engine with blocks of `block_size` tokens; capacity, least_tokens, is_awaited: see there.
 
     is_async:    a request's KV comes into its blocks beside steps, and it waits (vLLM's WAITING_FOR_REMOTE_KVS)
     store_after: offers until a block is copied; 0: when the device reuses it
@@ -179,6 +179,7 @@ class TieredBlocks(HostBlocks):
             self._end_fetch(fetch)
 
     def restore(self, request: Request, num_cached: int, num_ready: int, block_size: int) -> int:
+        """As `HostBlocks`: `request` has `num_cached` tokens and gets `num_ready`, in blocks of `block_size`."""
         number = super().restore(request, num_cached, num_ready, block_size)
         self._fetches.pop(request, None)
         if num_ready > num_cached:  # those behind are offered, maybe again

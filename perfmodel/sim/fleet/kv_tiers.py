@@ -96,7 +96,7 @@ class KvStore:
 class EngineTiers:
     """One engine's way to `stores` (`BlockStores`) and over its devices' link; `rule`: when stores are read.
 
-    computed_s: what computing so many tokens takes"""
+    tier: the host's; computed_s: what computing so many tokens takes"""
 
     def __init__(
         self,

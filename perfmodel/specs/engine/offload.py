@@ -16,7 +16,7 @@ class SecondaryTier(Spec):
     read_bandwidth_bytes_per_s, write_bandwidth_bytes_per_s: of the store; who reads at a time shares the former, who
     writes waits for who did before"""
 
-    name: str = "disk"
+    name: str = "disk"  # by which results name it, and pools share it
     capacity_bytes: Annotated[Bytes, Field(gt=0)] | None = None  # of the store; None: unlimited
     read_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     write_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)] | None = None  # that of reads unless given
