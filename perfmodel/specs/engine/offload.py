@@ -23,10 +23,6 @@ class SecondaryTier(Spec):
     latency_s: Annotated[Seconds, Field(ge=0)] = 0.0  # of reading or writing up to 128 blocks, before their first byte
     shared: bool = False  # by all engines of the cluster; else every engine has such a store
 
-    @property
-    def write_bytes_per_s(self) -> float:
-        return self.write_bandwidth_bytes_per_s or self.read_bandwidth_bytes_per_s
-
 
 class KvOffload(GivenLink, CheckedSpec):
     """A second tier for KV blocks, in the host's memory or on a disk, behind a link of each device.
