@@ -133,10 +133,6 @@ class HostBlocks:
         """Whether `request`, whose turn it is, waits for KV on its way (`can_wait`)."""
         return False
 
-    def is_blocked(self, request: Request) -> bool:
-        """Whether `request` waits since an earlier `must_wait`, and nothing has come since."""
-        return False
-
     def prefetch(self, request: Request, num_cached_blocks: int) -> None:
         """`request` has arrived (`prefetches`); the device has `num_cached_blocks` of it."""
 

@@ -267,8 +267,7 @@ class Scheduler:
         scheduled: set[int] = set() if adapters is None else adapters.scheduled(plan, self._running.cohort.members)
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
             key, request = self._waiting[0]
-            is_under_way = request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request)
-            if is_under_way or (host is not None and host.is_blocked(request)):
+            if request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request):
                 heapq.heappop(self._waiting)  # work in flight for it must come back first
                 skipped.append(self._skip(key, request))
                 continue

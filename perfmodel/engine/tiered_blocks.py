@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from typing import Protocol
 
 from perfmodel.engine.host_blocks import HostBlocks
@@ -18,23 +17,21 @@ from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request
 
 _MAX_COUNTED = 64_000  # contents whose offers are counted, the last ones (vLLM's max_tracker_size)
+Arrive = Callable[[Sequence[Hashable]], None]
+Stop = Callable[[], None]
 
 
 class BlockStores(Protocol):
     """Tiers behind the host. How long their copies take is not the engine's to know."""
 
-    def holds(self, content: Hashable) -> bool:
-        """Whether a store has `content`."""
+    def holds(self, content: Hashable) -> bool: ...
 
     def put(self, contents: Sequence[Hashable]) -> None:
         """Begin to copy `contents` from the host to all stores."""
 
-    def fetch(
-        self, contents: Sequence[Hashable], arrive: Callable[[Sequence[Hashable]], None], done: Callable[[], None]
-    ) -> Callable[[], None] | None:
-        """Begin to copy `contents` to the host; None if computing them is faster.
-
-        arrive: called with contents as they come; done: called at the end, unless what is returned was: it stops it"""
+    def fetch(self, contents: Sequence[Hashable], arrive: Arrive, done: Stop) -> Stop | None:
+        """Begin to copy `contents` to the host, and return what stops that; None if computing them is faster. `arrive`
+        is called with contents as they come, `done` at the end."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,11 +39,11 @@ class _Fetch:
     """What a request's fetch brings; `stop` ends it, None: it is over, or was not worthwhile."""
 
     contents: Sequence[Hashable]
-    stop: Callable[[], None] | None = None
+    stop: Stop | None = None
 
 
 class TieredBlocks(HostBlocks):
-    """`HostBlocks` in an engine with blocks of `block_size` tokens.
+    """`HostBlocks` in an engine with blocks of `block_size` tokens; capacity, least_tokens, is_awaited: see there.
 
     is_async:    a request's KV comes into its blocks beside steps, and it waits (vLLM's WAITING_FOR_REMOTE_KVS)
     store_after: offers until a block is copied; 0: when the device reuses it
@@ -71,7 +68,6 @@ class TieredBlocks(HostBlocks):
         self.is_async, self.can_wait, self.prefetches = is_async, is_async or stores is not None, prefetches
         self._block_size, self._store_after, self._stores = block_size, store_after, stores
         self._waits, self._is_shared = waits, is_shared
-        self.num_fetched = 0  # blocks that have come from stores
         self._num_offers: OrderedDict[Hashable, int] = OrderedDict()
         self._new: list[Hashable] = []  # copied here since the last plan
         self._loads: dict[Request, frozenset[Hashable]] = {}  # on their way to the device
@@ -105,8 +101,7 @@ class TieredBlocks(HostBlocks):
                 self._store(content, 0)
 
     def _count(self, content: Hashable) -> int:
-        count = self._num_offers.pop(content, 0) + 1
-        self._num_offers[content] = count
+        count = self._num_offers[content] = self._num_offers.pop(content, 0) + 1
         if len(self._num_offers) > _MAX_COUNTED:
             self._num_offers.popitem(last=False)
         return count
@@ -119,44 +114,35 @@ class TieredBlocks(HostBlocks):
     def prefetch(self, request: Request, num_cached_blocks: int) -> None:
         if self._stores is None or request in self._parked:
             return
-        last = self.num_reusable(request, self._block_size)
         contents: list[Hashable] = []
-        for content in takewhile(self._is_held, request.contents[num_cached_blocks:last]):
+        for content in request.contents[num_cached_blocks : self.num_reusable(request, self._block_size)]:
             if content in self._contents:
                 self._contents.move_to_end(content)  # else what comes may take its place
-            elif content not in self._coming:
+            elif self._stores.holds(content) and content not in self._coming:
                 contents.append(content)
+            elif content not in self._coming:
+                break
         fetch = self._fetches[request] = _Fetch(contents)
         if contents:
             fetch.stop = self._stores.fetch(contents, self._arrive, partial(self._end_fetch, fetch))
         if fetch.stop is not None:
             self._coming.update(contents)
 
-    def _is_held(self, content: Hashable) -> bool:
-        assert self._stores is not None
-        return content in self._contents or content in self._coming or self._stores.holds(content)
-
     def must_wait(self, request: Request, num_cached: int, block_size: int) -> bool:
+        if self._blockers.get(request) in self._coming:
+            return True
         first = num_cached // block_size
         if self._stores is not None and request not in self._fetches:
             self.prefetch(request, first)
         for content in request.contents[first : self.num_reusable(request, block_size)]:
-            is_coming = self._waits and content in self._coming
-            if not is_coming and content not in self._contents:
-                break
-            if is_coming:
+            if self._waits and content in self._coming:
                 self._blockers[request] = content
                 return True
+            if content not in self._contents:
+                break
             if content in self._loading:
                 return True
         self._stop_fetch(request)
-        return False
-
-    def is_blocked(self, request: Request) -> bool:
-        blocker = self._blockers.get(request)
-        if blocker is None or blocker in self._coming:
-            return blocker is not None
-        del self._blockers[request]
         return False
 
     def _arrive(self, contents: Sequence[Hashable]) -> None:
@@ -166,7 +152,6 @@ class TieredBlocks(HostBlocks):
                 self._contents.move_to_end(content)
             elif self._make_room(1):
                 self._contents[content] = None
-        self.num_fetched += len(contents)
 
     def _end_fetch(self, fetch: "_Fetch") -> None:
         fetch.stop = None
@@ -179,6 +164,7 @@ class TieredBlocks(HostBlocks):
             self._end_fetch(fetch)
 
     def restore(self, request: Request, num_cached: int, num_ready: int, block_size: int) -> int:
+        """As `HostBlocks`: `request` has `num_cached` tokens and gets `num_ready`, in blocks of `block_size`."""
         number = super().restore(request, num_cached, num_ready, block_size)
         self._fetches.pop(request, None)
         if num_ready > num_cached:  # those behind are offered, maybe again

@@ -216,13 +216,13 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
             extras.encoder_budget, extras.encoder_cache_size, extras.whole_images, spec.async_scheduling
         )
         config = replace(config, encoder=rules)
-    estimates, transfers = config.estimates, _Transfers(case)
+    estimates, transfers, offload = config.estimates, _Transfers(case), extras.kv_offload
     blocks = kv_block_manager(
         spec,
         extras.num_blocks,
         extras.groups,
         num_buffers=sum(group.kind == "state" for group in extras.kv_groups),  # a request has a block of each
-        host=_tier_of(spec, extras.kv_offload) or transfers.immediate(),
+        host=transfers.immediate() if offload is None else offload.tier(spec),
         by_estimates=estimates is not None,
     )
     if estimates is not None:
@@ -296,6 +296,10 @@ class _RecordedOffload(Spec):
 
     num_blocks: int = Field(ge=1)
     store_threshold: int = Field(default=0, ge=0)
+
+    def tier(self, spec: EngineSpec) -> TieredBlocks:
+        after, shares = max(self.store_threshold, 1), spec.enable_prefix_caching
+        return TieredBlocks(self.num_blocks, spec.block_size, is_async=True, store_after=after, is_shared=shares)
 
 
 class _Extras(Spec):
@@ -375,14 +379,6 @@ class _ImmediateKV(HostBlocks):
 
     def restore(self, request: Request, num_cached: int, num_ready: int, block_size: int) -> int:
         return 0
-
-
-def _tier_of(spec: EngineSpec, offload: _RecordedOffload | None) -> TieredBlocks | None:
-    if offload is None:
-        return None
-    after = max(offload.store_threshold, 1)
-    shares = spec.enable_prefix_caching
-    return TieredBlocks(offload.num_blocks, spec.block_size, is_async=True, store_after=after, is_shared=shares)
 
 
 def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[EngineSpec, _Extras]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from perfmodel.cost import Calibration, EngineProfile, ServerFit, SpeculativeCostModel, StepCostModel
 from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
 from perfmodel.cost.memory.adapters import adapter_load
-from perfmodel.engine import HostBlocks, Request, StepRecord
+from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.deployed import Deployed
@@ -141,8 +141,8 @@ class Cluster:
         config = scheduler_config(own, executed is not None, depths)
         if spec.role != "unified":  # KV comes and goes by the rules of one scheduler, that of free blocks
             config = replace(config, defers_frees=own.engine.defers_frees, estimates=None)
-        is_tiered = tier is not None and own.engine.kv_offload is not None and own.engine.kv_offload.is_tiered
-        if is_tiered:
+        tiered = tier if own.engine.kv_offload is not None and own.engine.kv_offload.is_tiered else None
+        if tiered is not None:
             from perfmodel.sim.fleet.kv_tiers import ClusterTiers
 
             config = replace(config, defers_frees=own.engine.defers_frees, estimates=None)
@@ -153,13 +153,9 @@ class Cluster:
 
         def engine(index: int, lockstep: Lockstep) -> EngineRank:
             tiers: EngineTiers | None = None
-            host: HostBlocks | None = None
-            if is_tiered:
-                assert self.tiers is not None
-                assert tier is not None
-                tiers, host = self.tiers.of_engine(own, tier, costs)
-            elif tier is not None:
-                host = tier.blocks(has_tensors=executed is not None)
+            host = tier.blocks(has_tensors=executed is not None) if tier is not None else None
+            if tiered is not None and self.tiers is not None:
+                tiers, host = self.tiers.of_engine(own, tiered, costs)
             loop = build_serve_loop(own, memory.num_kv_blocks, host=host, config=config, layout=layout)
             front = shared[(index - first) // together] if shared else FrontEnd(server)
             rank = EngineRank(lockstep, index, loop, on_finished, on_step, front)

@@ -16,12 +16,12 @@ from functools import cache, partial
 from typing import Any
 
 from simpy import Interrupt
-from simpy.events import Event, Process
+from simpy.events import Event
 
 from perfmodel.cost import StepCosts
 from perfmodel.cost.memory.offload import recompute_s
 from perfmodel.engine import Request
-from perfmodel.engine.tiered_blocks import TieredBlocks
+from perfmodel.engine.tiered_blocks import Arrive, Stop, TieredBlocks
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.kv_transfer import Fabric
 from perfmodel.sim.replica.replica import EngineRank
@@ -30,7 +30,7 @@ from perfmodel.specs.engine.offload import SecondaryTier
 from perfmodel.specs.scenario import Scenario
 
 _BATCH = 128  # blocks that are read or written together (HiCache's storage_batch_size)
-Arrive = Callable[[Sequence[Hashable]], None]
+Seconds = Callable[[int], float]
 
 
 class KvStore:
@@ -39,7 +39,8 @@ class KvStore:
     def __init__(self, env: TickEnvironment, spec: SecondaryTier, block_bytes: float, part: float = 1.0) -> None:
         self.name, self.block_bytes, self._env, self._latency = spec.name, block_bytes, env, to_ticks(spec.latency_s)
         self._capacity = None if spec.capacity_bytes is None else int(part * spec.capacity_bytes // block_bytes)
-        self._read_rate, self._write_rate = part * spec.read_bandwidth_bytes_per_s, part * spec.write_bytes_per_s
+        self._read_rate = part * spec.read_bandwidth_bytes_per_s
+        self._write_rate = part * (spec.write_bandwidth_bytes_per_s or spec.read_bandwidth_bytes_per_s)
         self._reads, self._writes_free_at = Fabric(env, self._read_rate), 0
         self.contents: OrderedDict[Hashable, None] = OrderedDict()
         self._writing: set[Hashable] = set()
@@ -96,34 +97,22 @@ class KvStore:
 class EngineTiers:
     """One engine's way to `stores` (`BlockStores`) and over its devices' link; `rule`: when stores are read.
 
-    computed_s: what computing so many tokens takes"""
+    tier: the host's; computed_s: what computing so many tokens takes"""
+
+    _rank: EngineRank
 
     def __init__(
-        self,
-        env: TickEnvironment,
-        stores: Sequence[KvStore],
-        tier: SecondTier,
-        rule: str,
-        computed_s: Callable[[int], float],
+        self, env: TickEnvironment, stores: Sequence[KvStore], tier: SecondTier, rule: str, computed_s: Seconds
     ) -> None:
-        self._env, self._stores, self._cost, self._rule, self._computed_s = env, stores, tier.cost, rule, computed_s
-        self._rank: EngineRank | None = None
-        self._link_free_at = 0
-        self.num_loads = self.load_ticks = 0
-
-    @property
-    def stores(self) -> Sequence[KvStore]:
-        return self._stores
+        self._env, self.stores, self._cost, self._rule, self._computed_s = env, stores, tier.cost, rule, computed_s
+        self._link_free_at = self.num_loads = self.load_ticks = 0
 
     def serve(self, rank: EngineRank) -> None:
         """Bring KV to the engine of `rank`, and tell it."""
         self._rank, rank.loop.on_load = rank, self.load
 
-    # ---------------------------------------------------------------- host to device
-
     def load(self, request: Request) -> None:
         """Copy to the device what `request` has blocks for and the prefix cache lacks."""
-        assert self._rank is not None
         size, now = self._cost.block_size, self._env.ticks
         num_tokens = request.num_computed_tokens - request.num_hashed_blocks * size
         begin = max(now, self._link_free_at)
@@ -131,31 +120,27 @@ class EngineTiers:
         Alarm(self._env, self._link_free_at - now, partial(self._end_load, request, now), ARRIVAL_PRIORITY)
 
     def _end_load(self, request: Request, asked_at: int, _: Event) -> None:
-        assert self._rank is not None
         if self._rank.loop.scheduler.detached.get(request.request_id) is request:  # else it was aborted
             self.num_loads += 1
             self.load_ticks += self._env.ticks - asked_at
             self._rank.finish_load(request)
 
-    # ---------------------------------------------------------------- stores to host and back
-
     def holds(self, content: Hashable) -> bool:
-        return any(content in store.contents for store in self._stores)
+        return any(content in store.contents for store in self.stores)
 
     def put(self, contents: Sequence[Hashable]) -> None:
-        for store in self._stores:
+        for store in self.stores:
             store.put(contents)
 
-    def fetch(
-        self, contents: Sequence[Hashable], arrive: Arrive, done: Callable[[], None]
-    ) -> Callable[[], None] | None:
+    def fetch(self, contents: Sequence[Hashable], arrive: Arrive, done: Stop) -> Stop | None:
         parts: dict[KvStore, list[Hashable]] = {}
         for content in contents:
-            store = next(store for store in self._stores if content in store.contents)
+            store = next(store for store in self.stores if content in store.contents)
             parts.setdefault(store, []).append(content)
         if not self._is_worthwhile({store: len(part) for store, part in parts.items()}):
             return None
-        return partial(_stop, self._env.process(self._fetch(parts, arrive, done)))
+        fetch = self._env.process(self._fetch(parts, arrive, done))
+        return lambda: fetch.interrupt() if fetch.is_alive else None
 
     def _is_worthwhile(self, num_blocks: dict[KvStore, int]) -> bool:
         if self._rule != "faster":
@@ -166,12 +151,10 @@ class EngineTiers:
         whole = sum(store.expected_s(number) for store, number in num_blocks.items())
         return whole + self._cost.alone_s(tokens, count) < self._computed_s(at_least) * tokens / at_least
 
-    def _fetch(
-        self, parts: dict[KvStore, list[Hashable]], arrive: Arrive, done: Callable[[], None]
-    ) -> Generator[Event, Any, None]:
+    def _fetch(self, parts: dict[KvStore, list[Hashable]], arrive: Arrive, done: Stop) -> Generator[Event, Any, None]:
         def arrived(batch: Sequence[Hashable]) -> None:
             arrive(batch)
-            self._retry()
+            self._rank.retry_waiting()
 
         try:
             for store, contents in parts.items():
@@ -179,20 +162,11 @@ class EngineTiers:
         except Interrupt:
             return
         done()
-        self._retry()
-
-    def _retry(self) -> None:
-        assert self._rank is not None
         self._rank.retry_waiting()
 
 
 def _batches(contents: Sequence[Hashable]) -> Iterator[Sequence[Hashable]]:
     return (contents[first : first + _BATCH] for first in range(0, len(contents), _BATCH))
-
-
-def _stop(fetch: Process) -> None:
-    if fetch.is_alive:
-        fetch.interrupt()
 
 
 class ClusterTiers:
@@ -203,15 +177,13 @@ class ClusterTiers:
         self._shared: dict[str, KvStore] = {}
         self.engines: list[EngineTiers] = []
 
-    @property
-    def stores(self) -> list[KvStore]:
-        """Every store once."""
-        return list(dict.fromkeys(store for engine in self.engines for store in engine.stores))
-
     def summary(self) -> dict[str, Any]:
         """Loads beside steps, with the mean time from the wish to the last byte; what stores of a name did, summed."""
         num_loads = sum([engine.num_loads for engine in self.engines])
         load_ticks = sum([engine.load_ticks for engine in self.engines])
+        stores: dict[str, list[KvStore]] = {}
+        for store in dict.fromkeys(store for engine in self.engines for store in engine.stores):
+            stores.setdefault(store.name, []).append(store)
         return {
             "loads": num_loads,
             "mean_load_ms": load_ticks / 1e9 / max(num_loads, 1),
@@ -221,11 +193,8 @@ class ClusterTiers:
                     "written_blocks": sum([store.num_written for store in alike]),
                     "read_blocks": sum([store.num_read for store in alike]),
                     "evicted_blocks": sum([store.num_evicted for store in alike]),
-                    "written_bytes": sum([store.num_written * store.block_bytes for store in alike]),
-                    "read_bytes": sum([store.num_read * store.block_bytes for store in alike]),
                 }
-                for name in dict.fromkeys(store.name for store in self.stores)
-                for alike in [[store for store in self.stores if store.name == name]]
+                for name, alike in stores.items()
             },
         }
 
@@ -236,15 +205,14 @@ class ClusterTiers:
         block_bytes = tier.cost.block_bytes * engine.tensor_parallel_size * engine.pipeline_parallel_size
         stores = []
         for spec in offload.secondary_tiers:
-            store = self._shared.get(spec.name) if spec.shared else None
-            if store is None:
-                store = KvStore(self._env, spec, block_bytes, self._part if spec.shared else 1.0)
-            if spec.shared:
-                self._shared[spec.name] = store
-            stores.append(store)
-        tiers = EngineTiers(
-            self._env, stores, tier, offload.rule, cache(partial(recompute_s, costs.graph, costs.timer))
-        )
+            if not spec.shared:
+                stores.append(KvStore(self._env, spec, block_bytes))
+                continue
+            if spec.name not in self._shared:
+                self._shared[spec.name] = KvStore(self._env, spec, block_bytes, self._part)
+            stores.append(self._shared[spec.name])
+        computed_s = cache(partial(recompute_s, costs.graph, costs.timer))
+        tiers = EngineTiers(self._env, stores, tier, offload.rule, computed_s)
         self.engines.append(tiers)
         blocks = TieredBlocks(
             tier.capacity,

@@ -428,18 +428,9 @@ def _sglang_settings(settings: Settings, engine: EngineSpec) -> Settings:
         "chunked-prefill-size": chunk,
         "expert-parallel-size": ranks if engine.enable_expert_parallel else None,
         "enable-priority-scheduling": engine.scheduling_policy == "priority" or None,
-        **_hicache(engine),
         "deepep-mode": next((mode for mode, name in _DEEPEP_MODES.items() if name == engine.all2all_backend), None),
         "enable-two-batch-overlap": engine.enable_dbo or None,
     }
-
-
-def _hicache(engine: EngineSpec) -> Settings:
-    if engine.kv_offload is None:
-        return {}
-    size = f"{max(round(engine.kv_offload.capacity_bytes / 1e9), 1)}"
-    policy = {"hicache-write-policy": engine.kv_offload.write_policy}
-    return {"enable-hierarchical-cache": True, "hicache-size": size, **policy}
 
 
 def _trtllm_settings(_: Settings, engine: EngineSpec) -> Settings:

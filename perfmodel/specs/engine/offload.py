@@ -16,16 +16,12 @@ class SecondaryTier(Spec):
     read_bandwidth_bytes_per_s, write_bandwidth_bytes_per_s: of the store; who reads at a time shares the former, who
     writes waits for who did before"""
 
-    name: str = "disk"
+    name: str = "disk"  # by which results name it, and pools share it
     capacity_bytes: Annotated[Bytes, Field(gt=0)] | None = None  # of the store; None: unlimited
     read_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
     write_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)] | None = None  # that of reads unless given
     latency_s: Annotated[Seconds, Field(ge=0)] = 0.0  # of reading or writing up to 128 blocks, before their first byte
     shared: bool = False  # by all engines of the cluster; else every engine has such a store
-
-    @property
-    def write_bytes_per_s(self) -> float:
-        return self.write_bandwidth_bytes_per_s or self.read_bandwidth_bytes_per_s
 
 
 class KvOffload(GivenLink, CheckedSpec):

@@ -510,7 +510,7 @@ WRONG_RULES = {
         ),
     ),
     "vllm_0.30.0_offload": (
-        (120, 1),
+        (105, 1),
         (
             copies_at_the_first_offer,
             copies_only_what_is_evicted,

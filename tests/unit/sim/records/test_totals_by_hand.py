@@ -66,7 +66,12 @@ def totals(price: float | None = None, dynamic: SimpleNamespace | None = None, r
     override = None if price is None else PriceOverride(usd_per_gpu_hour=price)
     transfers = SimpleNamespace(num_transfers=4, num_abandoned=0, num_bytes=600.0, ticks=10 * TICKS_PER_S)
     cluster = SimpleNamespace(
-        pools=pools, engines=engines, dynamic=dynamic, transfers=transfers, scenario=SimpleNamespace(price=override)
+        pools=pools,
+        engines=engines,
+        dynamic=dynamic,
+        transfers=transfers,
+        tiers=None,
+        scenario=SimpleNamespace(price=override),
     )
     collector, row = Collector(), dict.fromkeys(StepRecord._fields, 0) | {"num_steps": 1}
     for number, used in ((0, 20), (1, 60), (2, 300), (1, 10)):
