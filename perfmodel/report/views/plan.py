@@ -12,7 +12,6 @@ from perfmodel.planning.choice import DeviceAnswer
 from perfmodel.planning.export import batch_command, serve_commands
 from perfmodel.planning.finalist import Finalist, FrontPoint, Interval, Job, Preliminary, Replicas, gpus_text
 from perfmodel.planning.metrics import ALTERNATIVES, metric_of
-from perfmodel.planning.mixes import MixAnswer
 from perfmodel.planning.points import shares_text
 from perfmodel.planning.result import JobPlan, PlanResult
 from perfmodel.planning.space import NO_PRICE
@@ -31,7 +30,7 @@ from perfmodel.report.document import (
 from perfmodel.report.drawing.charts import Bar, Dot, bars_svg, pareto_svg
 from perfmodel.report.drawing.figures import COLOURS
 from perfmodel.report.numbers import format_duration, format_metric, format_number, format_optional
-from perfmodel.report.views.elastic import fleet_plots, fleet_sentences, fleet_tables
+from perfmodel.report.views.elastic import changed_sentences, changed_tables, fleet_plots
 from perfmodel.report.views.run import alternatives_sentences
 from perfmodel.report.views.scenario import trust_blocks, trust_line
 
@@ -97,7 +96,7 @@ def plan_view(result: PlanResult, command: str = "") -> Document:
         blocks.append(Picture("finalists", partial(_finalists_drawn, result)))
     if len(result.front) > 1:
         blocks.append(Picture("front", partial(_front_drawn, result)))
-    tables = [_devices(result), *_finalists(result), _front(result), _mixes(result), *fleet_tables(result)]
+    tables = [_devices(result), *_finalists(result), _front(result), *changed_tables(result)]
     blocks += [*(table for table in tables if table.rows), *trust_blocks(result.trust)]
     blocks += fleet_plots(result)
     if result.winner is not None:
@@ -145,28 +144,11 @@ def plan_sentences(result: PlanResult) -> list[str]:
             for label, share in result.fewer.items()
         ),
         *_under_failures(result, winner),
-        *_changed_mix(result),
-        *fleet_sentences(result, winner),
+        *changed_sentences(result, winner),
         *_energy(result, winner),
         *alternatives_sentences({name: winner.mean(name) for name in ALTERNATIVES}),
         *_bound(result),
     ]
-
-
-def _changed_mix(result: PlanResult) -> Iterator[str]:
-    """The mix that costs the chosen split most of its rate, and what split would serve it better."""
-    if result.mixes:
-        planned, *others = result.mixes
-        worst = min(others, key=lambda mix: mix.max_rate / mix.best_rate if mix.best_rate else 1.0)
-        (prefills, decodes), split = worst.best, planned.best
-        best = "the best of its devices"
-        if planned.best_rate > planned.max_rate:
-            best = f"of its devices {split[0]}:{split[1]} would serve most, {planned.best_rate:.3g}"
-        better = ""
-        if worst.best_rate > worst.max_rate:
-            better = f"; with {worst.name} {worst.max_rate:.3g}, where {prefills}:{decodes} would serve "
-            better += f"{worst.best_rate:.3g}"
-        yield f"In closed form its split serves {planned.max_rate:.3g} requests/s, {best}{better}."
 
 
 def _energy(result: PlanResult, winner: Finalist) -> Iterator[str]:
@@ -355,20 +337,6 @@ def _finalists(result: PlanResult) -> Iterator[Table]:
         ("ratio", lambda row: f"{row.rate / row.capacity:.2f}"),
     ]
     yield _table(rates, rows, "Maximum rate: closed form and simulation", note)
-
-
-def _mixes(result: PlanResult) -> Table:
-    columns: Columns[MixAnswer] = [
-        ("mix", lambda mix: mix.name),
-        ("prompts", lambda mix: f"{mix.prompt_tokens:,.0f}"),
-        ("answers", lambda mix: f"{mix.output_tokens:,.0f}"),
-        ("this split, req/s", lambda mix: f"{mix.max_rate:.3g}"),
-        ("best split", lambda mix: f"{mix.best[0]}:{mix.best[1]}"),
-        ("its req/s", lambda mix: f"{mix.best_rate:.3g}"),
-        ("binds", lambda mix: mix.binds),
-    ]
-    title = "If the mix of prompts and answers changes (mean tokens; prefill : decode replicas), in closed form"
-    return _table(columns, result.mixes, title, texts=(len(columns) - 1,))
 
 
 def _front(result: PlanResult) -> Table:

@@ -244,6 +244,8 @@ def routes(
     """Every route of the server, in the order of `PATHS`; emulator, settings, metrics, replica: as of `build_app`."""
     server, made = _Routes(emulator, settings, replica, metrics), []
     for row in PATHS:
+        if row.answer == "embed" and emulator.scenario.model.pooling is None:
+            continue  # vLLM has no such path for a model of text
         answer = getattr(server, row.answer)
         # An endpoint of its own for each route, by which `_Application` knows it.
         endpoint = _Endpoint(answer) if hasattr(Generation, row.answer) else partial(answer)

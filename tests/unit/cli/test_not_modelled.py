@@ -104,7 +104,7 @@ def test_a_text_model_has_no_such_note(memory_of):
 @pytest.mark.parametrize(
     ("field", "reason"),
     [
-        ("enable_lora=true", "vllm serve that affects time and is not modelled (adapters"),
+        ("fully_sharded_loras=true", "vllm serve that affects time and is not modelled (adapters"),
         ("attention_backend=FLASHINFER", "vllm serve that affects time and is not modelled (which kernels run"),
         ("served_model_name=me", "vllm serve that does not affect time"),
         ("num_speculative_tokens=3", "engine.speculative_config.num_speculative_tokens"),

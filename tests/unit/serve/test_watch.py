@@ -6,7 +6,7 @@ from urllib.request import urlopen
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.evidence.drift import Judgement, Observed
+from perfmodel.evidence.drift import Judgement, Observed, read_counts
 from perfmodel.serve.watch import Watch, fetched, serve_metrics
 
 MEANS = {"mean_ttft_ms": 50.0, "mean_tpot_ms": 10.0, "mean_e2el_ms": 900.0}
@@ -24,6 +24,9 @@ class Guard:
 
     def __init__(self, drifts):
         self._drifts, self.seen = iter(drifts), []
+
+    def counts(self, text):
+        return read_counts(text)
 
     def judge(self, observed):
         self.seen.append(observed)

@@ -44,12 +44,12 @@ def test_a_mistake_is_named_with_its_line(tmp_path):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_pair_differs_and_serves_the_same_requests(file):
-    """Of the same lengths; how many at a time may be what is compared."""
+    """The same lengths; how many at a time, and which adapters they name, may be what is compared."""
     scenario = load_scenario(file)
     assert scenario.technique is not None
     baseline = load_scenario(file, scenario.technique.baseline)
     assert scenario != baseline
-    same_arrivals = {"arrivals": baseline.traffic.arrivals}
+    same_arrivals = {"arrivals": baseline.traffic.arrivals, "adapters": baseline.traffic.adapters}
     assert scenario.traffic.model_copy(update=same_arrivals) == baseline.traffic
     assert (scenario.seed, scenario.hardware) == (baseline.seed, baseline.hardware)
     if scenario.technique.page is not None:

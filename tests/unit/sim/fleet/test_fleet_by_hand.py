@@ -160,7 +160,7 @@ def test_fleet_loads_sum_over_all_ranks(role: str, waiting: int) -> None:
 
 def test_devices_weights_and_time_of_a_pool_sum_over_its_engines() -> None:
     """Three replicas of two ranks with 2 x 4 devices each; the pipeline of each rank is occupied for 5 s."""
-    engine = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=4)
+    engine = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=4, prefill_context_parallel_size=1)
     replicas = tuple(SimpleNamespace(ranks=[StubRank(0), StubRank(1)]) for _ in range(3))
     clocks = tuple(SimpleNamespace(ticks_under_way=5 * TICKS_PER_S, num_ranks=2) for _ in range(3))
     usage = SimpleNamespace(busy_s=12.0)

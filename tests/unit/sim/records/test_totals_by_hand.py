@@ -33,7 +33,7 @@ def engine(index: int, preemptions: int, asked: int, hit: int, host: HostBlocks 
 
 
 def pool(number: int, hardware, tp: int, pp: int, num_blocks: int, prompt_share: float, *engines) -> Pool:
-    sizes = SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=pp)
+    sizes = SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=pp, prefill_context_parallel_size=1)
     spec = SimpleNamespace(role="unified", replicas=len(engines), engine=sizes, shadow=False)
     spec.name = spec.deployment = spec.model = None
     clocks = (SimpleNamespace(ticks_under_way=12 * TICKS_PER_S, num_ranks=2),) if pp > 1 else ()
