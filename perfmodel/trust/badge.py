@@ -5,7 +5,7 @@ predicted within `VALIDATED_BELOW`; `calibrated`: kernels of this device or its 
 `transferred`: kernels of another architecture stand in; `datasheet`: nothing was measured. The badge prints errors of
 similar rows, else those of the nearest cross-validation."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
 from typing import Any, Literal, NamedTuple
@@ -14,6 +14,7 @@ from perfmodel.cost.calibrations.backends import backend_calibration
 from perfmodel.cost.calibrations.files import measured_device
 from perfmodel.cost.calibrations.whole_runs import whole_run_calibration
 from perfmodel.specs import load_hardware
+from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
@@ -54,6 +55,16 @@ _OF_STEPS = {
 }
 _OF_PROMPTS = {"ttft_mean": "TTFT", "ttft": "TTFT", "prompt_tokens_per_s": "prompt tok/s"}
 _SHOWN = (_OF_STEPS, _OF_PROMPTS)
+
+
+# What no measured row has; what it costs is worked out from kernels and rules.
+_FEATURES: Mapping[str, Callable[[PoolSpec], bool]] = {
+    "LoRA adapters": lambda pool: pool.engine.enable_lora,
+    "speculation": lambda pool: pool.engine.speculative_config is not None,
+    "a second tier of KV": lambda pool: pool.engine.kv_offload is not None,
+    "two-batch overlap": lambda pool: pool.engine.enable_dbo,
+    "prompts shared out over ranks": lambda pool: pool.engine.prefill_context_parallel_size > 1,
+}
 
 
 class ErrorFigures(NamedTuple):
@@ -125,7 +136,9 @@ def trust_of(scenario: Scenario) -> Trust:
     errors = _pooled(alike)
     origins = (_of_kernels(pool.hardware or scenario.hardware, pool.engine) for pool in scenario.pools)
     level, because, cut = max(origins, key=lambda origin: (LEVELS.index(origin[0]), index.CUTS.index(origin[2])))
-    if shown := _shown(errors):
+    extras = [name for name, is_used in _FEATURES.items() if any(map(is_used, scenario.pools))]
+    extras += ["images"] * (scenario.traffic.images is not None)
+    if (shown := _shown(errors)) and not extras:
         first, *others = sorted({cell.low.model for cell in alike})
         models = f"{first} and {len(others)} other models" if others else first
         because = f"Measured: {models} on {setup.device} under {setup.engine}."
@@ -134,8 +147,10 @@ def trust_of(scenario: Scenario) -> Trust:
         return Trust(level, because, setup, errors, None, _nearest(setup, alike))
     if level != "datasheet" and not any(cell.low.family == setup.family for cell in cells):
         because = f"{because} No model of its family ({setup.family}) was measured."
-    elif kin and level != "datasheet":
+    elif kin and not alike and level != "datasheet":
         because = f"{because} {_sizes_of_nearest(setup, kin)}"
+    if extras:
+        because = f"{because} No row has {' or '.join(extras)}."
     known = {cell.low.model for cell in cells if (cell.low.device, cell.low.engine) == (setup.device, setup.engine)}
     if cut not in ("architecture", "datasheet"):
         # the nearest cross-validation that left out what no row has

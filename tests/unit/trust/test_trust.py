@@ -46,6 +46,31 @@ def test_the_badge_counts_rows_like_the_answer(measured):
     assert str(trust) == f"{trust.badge}. Measured: {SETUP.model} on {SETUP.device} under vllm."
 
 
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"engine.enable_lora": True, "traffic.adapters": {"count": 4}}, "LoRA adapters"),
+        (
+            {
+                "engine.speculative_config": {
+                    "method": "ngram",
+                    "num_speculative_tokens": 4,
+                    "acceptance": {"rate": 0.5},
+                }
+            },
+            "speculation",
+        ),
+        ({"engine.kv_offload": {"capacity_bytes": 10**10}}, "a second tier of KV"),
+    ],
+)
+def test_what_no_row_has_is_not_validated_by_rows_without_it(measured, changes, what):
+    measured(*(row(error) for error in (0.01, 0.02, 0.03)))
+    assert trust_of(SCENARIO).level == "validated"
+    trust = trust_of(SCENARIO.with_(changes))
+    assert trust.level == "calibrated"
+    assert str(trust).endswith(f"No row has {what}.")
+
+
 def test_without_comparable_rows_the_differing_sizes_are_named(measured):
     """The active parameters of a dense model equal its parameters, so they are not listed again."""
     measured(row(input_tokens=100.0, total_b=1.0, active_b=0.9))
