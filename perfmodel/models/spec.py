@@ -167,8 +167,10 @@ class ModelSpec:
             encoder_part = (
                 f"{self.extra_params / 1e9:.2g} billion parameters beside it (an encoder, as a rule) lie in memory"
             )
-        images = "images are those of traffic.images" if self.vision is not None else f"{inputs} are not modelled"
-        return (f"{self.name} is modelled as its text decoder: {images}; {encoder_part}.",)
+        what = f"as its text decoder: {inputs} are not modelled"
+        if self.vision is not None:
+            what = "as its text decoder, with its encoder for images in traffic.images"
+        return (f"{self.name} is modelled {what}; {encoder_part}.",)
 
     @property
     def weights_origin(self) -> str | None:
