@@ -177,6 +177,10 @@ def _vllm(reading: Reading) -> None:
         # vllm/config/speculative.py: by what its name has in it
         method = next((name for name in ("eagle", "medusa") if name in str(model).lower()), "draft_model")
         reading.put(f"{_CONFIG}.method", method, reading.source("draft_model"))
+    if reading.get(_CONFIG) is not None and reading.get(f"{_CONFIG}.method") is None:
+        del reading.data["engine"]["speculative_config"]
+        for path in [path for path in reading.sources if path.startswith(_CONFIG)]:
+            reading.unmodelled.append((reading.sources.pop(path), "drafts by a method that is not modelled"))
 
 
 def _sglang(reading: Reading) -> None:

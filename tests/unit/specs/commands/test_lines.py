@@ -444,3 +444,11 @@ def test_gpus_of_a_pod_are_its_limits_not_its_requests() -> None:
     both = manifest.replace("resources: {", "resources: {requests: {nvidia.com/gpu: 2}, ")
     assert read(both) == read(manifest)
     assert read(manifest) != read(DEPLOYMENT % ("nodeName: a", 2))
+
+
+def test_drafts_of_a_method_that_is_not_modelled_are_left_out_and_named():
+    flags = """--speculative-config '{"method": "suffix", "num_speculative_tokens": 8}'"""
+    found = read_line(f"vllm serve Qwen/Qwen3-8B {flags}", Asking(hardware="h100-sxm-80gb"))
+    assert "speculative_config" not in found.data.get("engine", {})
+    names = [what for what, _ in found.unmodelled]
+    assert names == ["--speculative-config.method suffix", "--speculative-config.num_speculative_tokens 8"]
