@@ -165,7 +165,7 @@ def test_each_switch_is_a_state_of_the_page_that_says_the_same() -> None:
         state = read_state(PageState(tuple(fields.items())).query)
         assert dict(state.fields) == fields
         overrides = [parse_override(text) for text in state.overrides]
-        flags = {("model",): fields["model"]} if "model" in fields else {}
+        flags = {(name,): fields[name] for name in ("model", "hardware") if name in fields}
         said = {each.path: each.value for each in overrides} | flags
         for text in row["switch"]:
             change = parse_override(text)
