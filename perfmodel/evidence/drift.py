@@ -135,7 +135,7 @@ class DriftGuard:
         self._scenario = scenario
 
     def counts(self, text: str) -> Mapping[str, float]:
-        """Of the metrics that the scenario's server has: `read_counts`."""
+        """Counts in the metrics of the scenario's server, by `read_counts`."""
         return read_counts(text, self._scenario.engine.described.description.name)
 
     def judge(self, observed: Observed) -> Judgement:

@@ -52,8 +52,8 @@ class ClosedForm:
 
 
 class Screen(ClosedForm):
-    """Screens `candidates` for the traffic (or another `demand`) and the SLO of `scenario`. Raises SpecError without an
-    SLO."""
+    """Screens `candidates` for the traffic (or another `demand`) and the SLO of `scenario`, which `attainment` of the
+    requests have to meet. Raises SpecError without an SLO."""
 
     def __init__(
         self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float, demand: Demand | None = None

@@ -37,7 +37,7 @@ SMALL = (
 # Not even on little: studies check what they are of instead, a folder of figures is read by other tests, and a server
 # serves until it is told to end; another one would have to be there to be watched.
 LONG, MAX_LONG = ("plan", "whatif"), 2  # of one page
-TOO_MUCH = ("study", "validate published workloads", "serve", "watch", "web")
+TOO_MUCH = ("study", "whatif coding-agents", "validate published workloads", "serve", "watch", "web")
 
 
 def words_of(command):

@@ -65,7 +65,8 @@ def targets_of(
 
 
 def slot_bytes(model: ModelSpec, engine: EngineSpec, layers: Sequence[Layer], *, has_vocabulary: bool) -> float:
-    """Bytes of a slot on a device; arguments as of `targets_of`."""
+    """Bytes of a slot on a device: adapters of rank `max_lora_rank` of `engine` beside the linear modules of `layers`
+    of `model`, and with `has_vocabulary` beside embedding and head."""
     targets = targets_of(model, engine, layers, has_vocabulary=has_vocabulary, shard=Sharding.of(engine))
     elements = sum(target.elements_per_rank for target in targets)
     return engine.max_lora_rank * elements * bytes_per_weight(model.dtype)

@@ -191,8 +191,8 @@ def cuts_whole_prompts(patch: pytest.MonkeyPatch) -> None:
 def generates_after_the_prompt(patch: pytest.MonkeyPatch) -> None:
     requests = plans._requests_of
 
-    def longer(case, spec):
-        result = requests(case, spec)
+    def longer(case, spec, **has_hashes):
+        result = requests(case, spec, **has_hashes)
         for request in result.values():
             request.max_output_tokens += 1
         return result
@@ -430,8 +430,8 @@ def lets_the_skipped_go_last(patch: pytest.MonkeyPatch) -> None:
 def shares_blocks_between_adapters(patch: pytest.MonkeyPatch) -> None:
     requests_of = plans._requests_of
 
-    def alike(case, spec):
-        result = requests_of(case, spec)
+    def alike(case, spec, **has_hashes):
+        result = requests_of(case, spec, **has_hashes)
         for request in result.values():
             request.contents = request.block_hashes = tuple(
                 block[:3] if block[0] == "group" else block for block in request.block_hashes
