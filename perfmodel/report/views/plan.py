@@ -416,7 +416,8 @@ def brief_view(result: PlanResult, question: str) -> Document:
         choice.append(f"{winner.usd_per_hour:.2f} USD/h{mark}")
     choice.append(f"{result.sufficient(winner):.0%} sure")
     blocks: list[Block] = [Paragraph((Span(f"{_short_label(winner)}: {', '.join(choice)}", "strong"),))]
-    blocks += [_options(result, winner), *map(Paragraph, (_why_not_cheaper(result, winner), *_unpriced(result)))]
+    more = [_why_not_cheaper(result, winner), *changed_sentences(result, winner), *_unpriced(result)]
+    blocks += [_options(result, winner), *map(Paragraph, more)]
     blocks += [Commands("To start it", serve_commands(result, winner)), *trust_line(result.trust)]
     if notes := result.scenario.model.encoder_notes:
         blocks.append(Notes(notes))

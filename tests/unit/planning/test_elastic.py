@@ -8,8 +8,8 @@ from perfmodel.files.yaml_loader import load_yaml_text
 from perfmodel.planning.export import plan_files
 from perfmodel.planning.result import PlanResult
 from perfmodel.planning.search import make_plan
-from perfmodel.report.terminal import as_text
-from perfmodel.report.views.plan import plan_json
+from perfmodel.report.terminal import as_text, render_text
+from perfmodel.report.views.plan import brief_view, plan_json
 
 DAY = "llama-3.1-8b-h100-day"
 FEW = ("plan.finalists=1", "plan.seeds=1", "plan.num_requests=300", "plan.confidence=0")
@@ -60,6 +60,7 @@ def test_the_best_is_the_cheapest_that_meets_the_slo(result):
     stated = json.loads(json.dumps(plan_json(result)))["over_the_load"]
     assert [run["target"] for run in stated["scaled"]] == [run.target for run in known.scaled]
     assert "Through the scenario's own load" in as_text(result)
+    assert "Through the scenario's load, " in render_text(brief_view(result, "?"))  # on one screen, too
 
 
 def test_the_exported_scaled_object_has_the_threshold_and_the_windows(result):
