@@ -1,8 +1,8 @@
 """What a split into prefill and decode replicas serves when the mix of prompts and answers changes, in closed form.
 
-A mix scales all prompts and all answers of the traffic: by one half and by two, or, of a trace, to the means of each
-quarter of its time. For each, the highest rate within the SLO of the chosen split, and of the best split of no more
-devices into replicas of the same two kinds; the screen's formulas (`service`)."""
+A mix scales all prompts and all answers of the traffic: by one half and by two, or, of a trace of single requests, to
+the means of each quarter of its time. For each, the highest rate within the SLO of the chosen split, and of the best
+split of no more devices into replicas of the same two kinds; the screen's formulas (`service`)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -80,7 +80,7 @@ def _ratios(candidate: Candidate, prefills: int, decodes: int) -> Iterator[tuple
 def _mixes(scenario: Scenario, demand: Demand) -> Sequence[tuple[str, float, float]]:
     """(name, factor on prompts, factor on answers)"""
     traffic = scenario.traffic
-    if traffic.trace is None or traffic.arrivals.process != "trace":
+    if traffic.trace is None or traffic.trace.has_conversations or traffic.arrivals.process != "trace":
         return _SCALED
     rows = list(read_trace(traffic.trace.path, traffic.trace.format))
     ends = np.array([(row.arrival_s, row.num_prompt_tokens, row.num_output_tokens) for row in rows], np.float64)

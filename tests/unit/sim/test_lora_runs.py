@@ -36,6 +36,18 @@ def test_slots_by_hand(tp: int, elements: int) -> None:
     assert slot_bytes(own.model, own.engine, layers, has_vocabulary=True) == 2 * 16 * (elements + VOCABULARY)
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_large_adapter_is_copied_at_the_speed_of_the_link_a_part_to_each_rank(tp: int) -> None:
+    """Rank 256 in 16 bits over an H100's 63 GB/s; ranks copy their parts at once, and each reads the whole file."""
+    large = ("engine.max_lora_rank=256", "traffic.adapters.rank=256")
+    load = adapter_load(scenario(f"engine.tensor_parallel_size={tp}", *large))
+    assert load is not None
+    assert load.from_host_s == pytest.approx(2 * 256 * PER_RANK / tp / 63e9)
+    alone = adapter_load(scenario(*large))
+    assert alone is not None
+    assert load.from_disk_s == alone.from_disk_s
+
+
 def test_slots_take_the_place_of_kv_blocks() -> None:
     """Each of 128 slots of rank 16: 92 MB, 44 blocks of 16 tokens x 131,072 bytes."""
     few, many = (scenario(f"engine.max_loras={count}", "traffic.adapters.count=1") for count in (1, 128))

@@ -56,6 +56,17 @@ def test_a_mix_scales_prompts_and_answers_and_the_context_with_them() -> None:
     assert (same.context, same.mean_prompt) == (pytest.approx(demand.context), demand.mean_prompt)
 
 
+def test_turns_of_recorded_conversations_are_scaled_as_drawn_ones_are(tmp_path) -> None:
+    talk = {
+        "arrival_s": 0,
+        "turns": [{"input_tokens": 300, "output_tokens": 60}, {"input_tokens": 90, "output_tokens": 60}],
+    }
+    file = tmp_path / "talks.jsonl"
+    file.write_text("".join(json.dumps({**talk, "arrival_s": at}) + "\n" for at in range(4)), encoding="utf-8")
+    trace = json.dumps({"trace": {"path": str(file), "format": "conversations"}})
+    assert len(answers(Base(CHAT.path, (f"traffic={trace}",)), "1:1", 1)) == 5
+
+
 def test_of_a_trace_mixes_are_the_means_of_its_quarters(tmp_path) -> None:
     """Two requests in the first quarter of 40 s, one in the last: 100 and 300 tokens of prompt, then 800."""
     rows = [(0, 100, 50), (5, 300, 150), (40, 800, 40)]
