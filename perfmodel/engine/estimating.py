@@ -171,7 +171,7 @@ class _Budget:
     def __init__(self, blocks: RadixKVBlocks, prompts: int, whole_prompts: bool, num_decodes: int) -> None:
         self._blocks = blocks
         self._size = blocks.block_size
-        self.total: float = num_decodes
+        self.total = float(num_decodes)
         self.now = num_decodes
         self.prompts = prompts - num_decodes
         self.whole_prompts = whole_prompts

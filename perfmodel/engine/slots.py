@@ -57,11 +57,12 @@ class SlottedRequests(RunningRequests):
 
     def _choose(self, contents: Contents, num_tokens: int) -> int:
         """Free slot for a prompt of `num_tokens` with `contents`, and the contents to keep."""
-        best, most, size = -1, self._slots.least_similarity * num_tokens, self._blocks.block_size
+        best, size = -1, self._blocks.block_size
+        most: float = self._slots.least_similarity * num_tokens
         for number in sorted(self._free):
             num_shared = num_common(self._held[number], contents) * size
             if num_shared > most:
-                best, most = number, num_shared
+                best, most = number, float(num_shared)
         is_similar = best >= 0
         if not is_similar:  # the last never used one
             best = min(self._free, key=lambda number: (self._freed_at[number], -number))
