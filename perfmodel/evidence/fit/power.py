@@ -51,7 +51,8 @@ def steps_of(row: Observation) -> MeanStep:
     mixed = decodes._replace(
         num_tokens=num_tokens, num_samples=num_samples, prefills=((prompt, 0),) * count, images=images
     )
-    share, usage, seconds = min(1.0, begun / count), Usage(), []
+    ranks = row.scenario.engine.data_parallel_size  # all wait for the one with the prompt
+    share, usage, seconds = 1 - (1 - min(1.0, begun / count)) ** ranks, Usage(), []
     for shape, times in ((decodes, 1.0 - share), (mixed, share)):
         model = costs.cost_model()
         seconds.append(model.duration_ps(shape) / PS_PER_S)

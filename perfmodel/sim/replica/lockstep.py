@@ -1,7 +1,7 @@
 """`Lockstep`: the clock of engines that step together, one rank or several.
 
 Data-parallel ranks that share experts exchange tokens in every layer: a step lasts as long as its slowest rank, idle
-ranks run an empty step, and `StepPlan.group_tokens` has the whole group's tokens.
+ranks run an empty step, and `StepPlan.group_tokens` has the whole group's tokens, with their padding.
 
 A leap runs until an engine changes by itself (a request finishes, a block runs out). An arrival cuts it after the step
 in progress, exactly as with single steps. Steps that end at one tick end in engine order, leaps or not."""
@@ -9,7 +9,7 @@ in progress, exactly as with single steps. Steps that end at one tick end in eng
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from simpy.events import Event, EventPriority
 
@@ -90,13 +90,34 @@ class PromptBalance:
             self._num_waited = (self._num_waited + num_steps) % self._timeout
 
 
+class RankPadding(NamedTuple):
+    """Tokens up to which ranks are padded to the largest one: in steps that only decode, and in those with prompts.
+
+    CUDA graphs, and exchanges in them, have one size on all ranks; padding is routed to experts like other tokens."""
+
+    decodes: int = 0
+    prompts: int = 0
+
+    def group_tokens(self, plans: Sequence[StepPlan], num_ranks: int, num_like_these: int) -> int:
+        """Tokens of a group of `num_ranks`, of which `num_like_these` are simulated, in the step of `plans`."""
+        tokens = [plan.num_tokens for plan in plans]
+        most = max(tokens, default=0)
+        if most <= (self.prompts if any(plan.chunks for plan in plans) else self.decodes):
+            return most * num_ranks
+        return sum(tokens) * num_ranks // num_like_these
+
+
+UNPADDED = RankPadding()
+
+
 class Lockstep:
     """Drives the serve loops of its ranks over `backend`, a step or leap at a time.
 
     leaper:  `backend`, if it can price leaps
     group:   stands in for `backend` where plans of all ranks are executed at once
     balance: aligns prompts over ranks
-    size:    ranks of the whole group where a slice is simulated; the others behave alike"""
+    size:    ranks of the whole group where a slice is simulated; the others behave alike
+    padding: of the tokens of its ranks"""
 
     def __init__(
         self,
@@ -106,8 +127,10 @@ class Lockstep:
         balance: PromptBalance | None = None,
         size: int | None = None,
         group: GroupBackend | None = None,
+        padding: RankPadding = UNPADDED,
     ) -> None:
         self.env, self.backend, self._balance, self._size, self._group = env, backend, balance, size, group
+        self._padding = padding
         self._ranks: list[Rank] = []
         self._leaper = leaper
         self._pending: Alarm | None = None  # end of the running step, or a later start
@@ -226,7 +249,8 @@ class Lockstep:
         plans = [rank.loop.start_step(now, admits) for rank in ranks]
         active = [(rank, plan) for rank, plan in zip(ranks, plans, strict=True) if plan is not None]
         if len(ranks) > 1:
-            group_tokens = sum(plan.num_tokens for _, plan in active) * (self._size or len(ranks)) // len(ranks)
+            size = self._size or len(ranks)
+            group_tokens = self._padding.group_tokens([plan for _, plan in active], size, len(ranks))
             for _, plan in active:
                 plan.group_tokens = group_tokens
         return active

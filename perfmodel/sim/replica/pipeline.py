@@ -19,7 +19,7 @@ from simpy.events import Event
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Outcome, Request, StepPlan, StepRecord
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance, Rank
+from perfmodel.sim.replica.lockstep import UNPADDED, Lockstep, PromptBalance, Rank, RankPadding
 
 
 class FlowLine:
@@ -66,7 +66,7 @@ class _Wave(NamedTuple):
 class Pipeline(Lockstep):
     """Drives the serve loops of its ranks over `backend`, with up to one step per stage in flight.
 
-    ticks_under_way: ticks with a step in flight; balance, size: see `Lockstep`"""
+    ticks_under_way: ticks with a step in flight; balance, size, padding: see `Lockstep`"""
 
     def __init__(
         self,
@@ -74,8 +74,9 @@ class Pipeline(Lockstep):
         backend: StagedBackend,
         balance: PromptBalance | None = None,
         size: int | None = None,
+        padding: RankPadding = UNPADDED,
     ) -> None:
-        super().__init__(env, backend, balance=balance, size=size)
+        super().__init__(env, backend, balance=balance, size=size, padding=padding)
         self.staged = backend
         self.ticks_under_way = 0
         self._waves: deque[_Wave] = deque()

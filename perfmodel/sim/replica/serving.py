@@ -27,7 +27,7 @@ from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.replica.backend import SimulatedBackend
-from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance
+from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance, RankPadding
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.traffic.distributions import class_shares
 from perfmodel.sim.traffic.draft_lengths import speculation_of
@@ -218,14 +218,15 @@ def build_locksteps(
     `num_ranks` counts the simulated ranks of a replica; experts see the whole group's tokens."""
     together = num_ranks if graph.has_group else 1
     timeout = engine.attention_dp_timeout_iters if together > 1 else 0
+    padding = RankPadding(*engine.padded_rank_tokens)
     leaper = backend if can_leap and backend.can_leap else None
     locksteps: list[Lockstep] = []
     for _ in range(num_engines // together):
         balance = PromptBalance(timeout) if timeout else None
         if graph.stages:
-            clock: Lockstep = Pipeline(env, backend, balance, graph.shard.dp)
+            clock: Lockstep = Pipeline(env, backend, balance, graph.shard.dp, padding)
         else:
-            clock = Lockstep(env, backend, leaper, balance, graph.shard.dp)
+            clock = Lockstep(env, backend, leaper, balance, graph.shard.dp, padding=padding)
         locksteps += [clock] * together
     return locksteps
 

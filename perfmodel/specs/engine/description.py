@@ -161,6 +161,8 @@ class BatchingRules(Spec):
                        token of the answer sampled again; else decoding goes on from the other engine's first token
     loads_need_slot:   KV that another engine computed is fetched only while fewer than max_num_seqs requests run
     samples_parts:     logits are computed for a prompt's part that does not end it, too; else for its end alone
+    pads_ranks:        data-parallel ranks that step together are padded to the tokens of the largest of them: in CUDA
+                       graphs alone, or in every step unless no graphs are captured
     defers_frees:      an engine that takes KV from others and has several plans under way preempts no request of a plan
                        that is, since that may still write its blocks
     estimates:         how those that run count when another request is to be admitted; none: by the blocks they hold
@@ -185,6 +187,7 @@ class BatchingRules(Spec):
     resamples_first: bool = False
     loads_need_slot: bool = False
     samples_parts: bool = False
+    pads_ranks: Literal["in_graphs", "always"] = "in_graphs"
     defers_frees: bool = False
     chunks_prompts: bool = True  # a prompt may be computed in several steps
     whole_prompts_raise_budget: bool = False  # without chunks, the default token budget is at least max_model_len

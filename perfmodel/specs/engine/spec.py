@@ -258,6 +258,17 @@ class EngineSpec(VariantSpec):
         return self.described.facts.graphs.most(self.max_num_seqs, self.max_num_batched_tokens, self._drafted)
 
     @property
+    def padded_rank_tokens(self) -> tuple[int, int]:
+        """Tokens up to which data-parallel ranks pad steps that only decode, and steps with prompts; 0: none."""
+        facts, most = self.described.facts, self.captured_tokens
+        if facts.batching.pads_ranks == "always":
+            # DeepEP's kernels for many tokens cannot be captured: with them no graphs are, and nothing is padded.
+            budget = self.max_num_batched_tokens if most and self.all2all_backend != "deepep_high_throughput" else 0
+            return budget, budget
+        has_prompts = facts.graphs.with_prompts and "data_parallel" not in facts.graphs.prompts_without
+        return most, most if has_prompts else 0
+
+    @property
     def num_graphs(self) -> int:
         """CUDA graphs that are captured: of steps that decode, and of those with prompts where the engine does that."""
         graphs = self.described.facts.graphs

@@ -1,6 +1,7 @@
 """Ranks in lockstep: a step is as long as its slowest rank's, and the experts see everyone's tokens."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from perfmodel.engine import StepRecord as Record
 from perfmodel.ops import BatchShape, Depends, build_graph, decode_shape
 from perfmodel.sim import simulate
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance
+from perfmodel.sim.replica.lockstep import UNPADDED, Lockstep, PromptBalance, RankPadding
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.specs import EngineSpec, load_hardware, load_model, load_scenario
 
@@ -29,11 +30,14 @@ class TokenBackend:
 
 
 def serve(
-    loads: list[list[Request]], balance: PromptBalance | None = None, size: int | None = None
+    loads: list[list[Request]],
+    balance: PromptBalance | None = None,
+    size: int | None = None,
+    padding: RankPadding = UNPADDED,
 ) -> list[list[Record]]:
     """Each list of requests on a rank of its own; returns the ranks' step records."""
     env, records = TickEnvironment(), [[] for _ in loads]
-    lockstep = Lockstep(env, TokenBackend(), balance=balance, size=size)
+    lockstep = Lockstep(env, TokenBackend(), balance=balance, size=size, padding=padding)
     for index, requests in enumerate(loads):
         loop = ServeLoop(Scheduler(SchedulerConfig(), KVBlockManager(1000, 16)))
         on_step = lambda replica, record: records[replica.index].append(record)  # noqa: E731
@@ -56,6 +60,37 @@ def test_some_ranks_of_a_group_stand_for_all_of_it() -> None:
     ranks = serve([[Request(0, 0, 100, 3)], [Request(1, 0, 10, 3)]], size=8)
     for records in ranks:
         assert [record.end - record.start for record in records] == [100 + 4 * 110, 1 + 8, 1 + 8]
+
+
+@pytest.mark.parametrize(
+    ("padding", "prompt", "decode"),
+    [
+        (UNPADDED, 110, 3),
+        (RankPadding(decodes=64), 110, 4),  # in graphs, which no step with prompts has
+        (RankPadding(decodes=64, prompts=99), 110, 4),  # the prompt is beyond the largest graph
+        (RankPadding(decodes=64, prompts=100), 200, 4),
+        (RankPadding(decodes=1, prompts=100), 200, 3),
+    ],
+)
+def test_ranks_are_padded_to_the_largest(padding: RankPadding, prompt: int, decode: int) -> None:
+    """100 prompt tokens on one rank, 10 on the other, which then decode 1 and 2 sequences."""
+    busy, _ = serve([[Request(0, 0, 100, 2)], [Request(1, 0, 5, 2), Request(2, 0, 5, 2)]], padding=padding)
+    assert [record.end - record.start for record in busy] == [100 + prompt, 2 + decode]
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens"),
+    [
+        ({"version": "0.16"}, (2048, 2048)),
+        ({"version": "0.16", "enforce_eager": True}, (0, 0)),
+        ({"version": "0.16", "enable_expert_parallel": True, "all2all_backend": "deepep_high_throughput"}, (0, 0)),
+        ({"version": "0.17"}, (512, 512)),
+        ({"profile": "sglang"}, (512, 0)),
+    ],
+)
+def test_vllm_padded_all_ranks_of_all_steps_before_0_17(changes: dict[str, Any], tokens: tuple[int, int]) -> None:
+    """vllm v0.16.0, allow_dp_padding, and v0.17.0, should_dp_pad."""
+    assert EngineSpec(**{"profile": "vllm", "data_parallel_size": 8} | changes).padded_rank_tokens == tokens
 
 
 def test_an_idle_rank_costs_nothing_and_tokens_are_conserved() -> None:
