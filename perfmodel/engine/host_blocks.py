@@ -63,7 +63,7 @@ class HostBlocks:
     copies:     records block copies for plans with tensors
     num_stored, num_restored: blocks copied out and in so far; num_restored_tokens: tokens of the latter"""
 
-    is_async = can_wait = prefetches = False  # see `TieredBlocks`
+    is_async = can_wait = prefetches = passes_on = False  # see `TieredBlocks`
 
     def __init__(
         self, capacity: int, least_tokens: int = 1, is_awaited: bool = False, copies: HostCopies | None = None
