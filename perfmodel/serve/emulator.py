@@ -145,6 +145,7 @@ class Emulator:
     speed:     simulated seconds per second
     own_ports: replicas are sent their requests by name, by somebody else's router: the scenario's router and gateway
                are left out
+    loras:     LoRA adapters that it is started with, in order
     on_late, on_slowed, on_error: as of a `PacedClock`
 
     Raises DoesNotFitError for a model too large for the devices, SpecError for what has no wall clock."""
@@ -156,6 +157,7 @@ class Emulator:
         profile: EngineProfile | None = None,
         speed: float = 1.0,
         own_ports: bool = False,
+        loras: Sequence[str] = (),
         on_late: Callable[[float], None] = lambda _: None,
         on_slowed: Callable[[float], None] = lambda _: None,
         on_error: Callable[[Exception], None] | None = None,
@@ -178,6 +180,7 @@ class Emulator:
         self.max_model_len, self.block_size = config.max_model_len, config.block_size
         self.num_sent = self.num_finished = self.num_failed = self.num_timed_out = self.num_aborted = 0
         self._streams: dict[int, _Stream] = {}
+        self._adapters = {name: number for number, name in enumerate(loras)}
         self._numbers = count()
         silent = [pool for pool in self.cluster.pools if pool.spec.shadow or pool.spec.role == "prefill"]
         self._silent = {engine.index for pool in silent for engine in pool.engines}
@@ -222,6 +225,8 @@ class Emulator:
             raise beyond_context(self.max_model_len, excess, "shorten the prompt or ask for fewer")
         request = Request(next(self._numbers), now, *order[:4])  # counts, blocks, priority
         request.session = order.session
+        if (name := order.params.adapter) is not None:
+            request.adapter = self._adapters.setdefault(name, len(self._adapters))
         request.turn = 0 if order.block_hashes else -1  # its answer's blocks may begin another prompt
         for pool in self.cluster.pools:
             pool.engines[0].loop.scheduler.check_can_ever_run(request)

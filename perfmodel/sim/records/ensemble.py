@@ -142,7 +142,8 @@ def _sizes(scenario: Scenario, requests: RequestColumns) -> tuple[int, int]:
     early = min(max(distinct, ceil(in_flight)), _MAX_EARLY)
     waiting = requests.first_scheduled_s - requests.arrival_s
     fewest = MOST if waiting.mean() > _QUEUEING * requests.ttft_s.mean() else _FEWEST
-    return early, min(len(requests), max(fewest, 2 * early), MOST)
+    longest = len(requests) if traffic.rollouts is None else traffic.num_requests or 1  # all iterations are alike
+    return early, min(longest, max(fewest, 2 * early), MOST)
 
 
 def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
@@ -154,7 +155,8 @@ def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
         cut = tuple(stage.model_copy(update={"duration_s": stage.duration_s * share}) for stage in stages)
         traffic = traffic.model_copy(update={"arrivals": traffic.arrivals.model_copy(update={"stages": cut})})
     else:
-        traffic = traffic.model_copy(update={"num_requests": count})
+        rollouts = traffic.rollouts and traffic.rollouts.model_copy(update={"iterations": 1})
+        traffic = traffic.model_copy(update={"num_requests": count, "rollouts": rollouts})
     return scenario.model_copy(update={"traffic": traffic}), share
 
 

@@ -65,6 +65,14 @@ def test_a_closed_loop_without_think_time_takes_as_many_times_as_long_as_its_ste
         assert (low, high) == pytest.approx((-1.2816 * spread * SIGMA, 1.2816 * spread * SIGMA), rel=1e-3)
 
 
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_so_do_iterations_of_rollouts(iterations: int) -> None:
+    rollouts = f"traffic.rollouts={{iterations: {iterations}}}"
+    burst = ("traffic.arrivals={process: burst}", "traffic.num_requests=32", rollouts)
+    for low, high in ends(scenario(*burst), calibration(), profile(SIGMA)).values():
+        assert (low, high) == pytest.approx((-1.2816 * SIGMA, 1.2816 * SIGMA), rel=1e-3)
+
+
 def test_prompts_are_in_doubt_where_there_are_any() -> None:
     """A factor on prompts alone moves TTFT most, TPOT by the steps that prompts share with decodes."""
     found = ends(scenario(*OPEN, "traffic.arrivals.rate=1"), calibration(), profile(prompts=0.3))
