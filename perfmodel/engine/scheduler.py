@@ -169,6 +169,14 @@ class Scheduler:
         self._may_admit = True
         return True
 
+    def forget_all(self) -> None:
+        """The engine starts anew, with nothing cached; no request may be here."""
+        self.blocks.forget_all()
+        if self.adapters is not None:
+            self.adapters.start()
+        if self._running.encoder is not None:
+            self._running.encoder.forget_all()
+
     def _withdraw(self, request: Request) -> bool:
         """Remove `request` from the queue or KV loads; False if it is in neither."""
         if self.detached.get(request.request_id) is request:

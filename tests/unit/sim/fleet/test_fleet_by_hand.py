@@ -16,8 +16,8 @@ class StubRank:
     def __init__(self, number: int) -> None:
         self.number, self.is_idle, self.is_dead, self.num_forgotten = number, True, False, 0
         self.num_outstanding = self.num_used_blocks = self.num_running = self.num_waiting = 0
-        blocks = SimpleNamespace(forget_all=self.forget)
-        self.loop = SimpleNamespace(scheduler=SimpleNamespace(blocks=blocks, num_running=0, num_waiting=0))
+        scheduler = SimpleNamespace(forget_all=self.forget, num_running=0, num_waiting=0)
+        self.loop = SimpleNamespace(scheduler=scheduler)
 
     def forget(self) -> None:
         self.num_forgotten += 1
