@@ -26,7 +26,7 @@ _MAX_LOG_RATIO = 7.0  # a thousandfold; an unbounded queue has no meaningful rat
 _FEWEST, MOST = 160, 240  # requests of an open-loop draw
 _MAX_EARLY = 200
 _QUEUEING = 0.4  # share of TTFT spent queueing above which a queue may be growing, so more requests are needed
-_PER_SLOT = 1.5  # requests of a closed-loop draw
+_PER_SLOT = 1.5  # requests of a closed-loop draw; of conversations at least one a slot, or some slots have none
 _TURNED = NUM_SCORES - 1  # the column of turned signs, so that each draw has three scores of one sign, none has four
 
 
@@ -134,7 +134,8 @@ def _sizes(scenario: Scenario, requests: RequestColumns) -> tuple[int, int]:
     traffic = scenario.traffic
     if traffic.arrivals.process == "closed_loop":
         concurrency = traffic.arrivals.concurrency or 1
-        return concurrency, min(len(requests), ceil(_PER_SLOT * concurrency))
+        num_turns = 0.0 if requests.session is None else len(requests) / len(np.unique(requests.session))
+        return concurrency, min(len(requests), ceil(max(_PER_SLOT, num_turns) * concurrency))
     in_flight = float(requests.e2el_s.sum()) / max(span_s(requests), 1e-9)  # Little's law
     distinct = 0
     if traffic.prefix is not None and traffic.prefix.num_prompts_per_group:
