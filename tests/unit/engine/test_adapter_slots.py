@@ -62,7 +62,6 @@ def test_a_server_that_starts_anew_has_its_first_adapters_again() -> None:
     assert (slots.num_loads, slots.num_from_disk) == (2, 2)
 
 
-
 @given(
     st.integers(1, 4),
     st.integers(0, 4),
