@@ -133,5 +133,5 @@ def test_stages_compute_a_prompt_in_turn_but_fetch_it_side_by_side():
 
 
 def test_slots_that_save_prompts_by_themselves_take_no_second_tier():
-    with pytest.raises(SpecError, match="got engine.kv_offload with slots"):
+    with pytest.raises(SpecError, match=r"got engine\.kv_offload with slots"):
         run(*_TIGHT, "engine={profile: llamacpp}", tier("restore"))
