@@ -275,11 +275,9 @@ class Scheduler:
         scheduled: set[int] = set() if adapters is None else adapters.scheduled(plan, self._running.cohort.members)
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
             key, request = self._waiting[0]
-            if request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request):
-                heapq.heappop(self._waiting)  # work in flight for it must come back first
-                skipped.append(self._skip(key, request))
-                continue
-            if adapters is not None and not adapters.admits(request, scheduled):
+            # Work in flight for it must come back first.
+            must_wait = request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request)
+            if must_wait or (adapters is not None and not adapters.admits(request, scheduled)):
                 heapq.heappop(self._waiting)
                 skipped.append(self._skip(key, request))
                 continue

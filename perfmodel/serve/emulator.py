@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.engine import Request, RequestStatus, StepPlan, StepRecord
 from perfmodel.errors import PerfmodelError, SpecError, WorkloadError
 from perfmodel.serve.paced_clock import ClockStoppedError, PacedClock
@@ -141,7 +140,6 @@ class _Stream:
 class Emulator:
     """The cluster of `scenario` on the wall clock; `start` it within an event loop.
 
-    calibration, profile: as of `simulate`
     speed:     simulated seconds per second
     own_ports: replicas are sent their requests by name, by somebody else's router: the scenario's router and gateway
                are left out
@@ -153,8 +151,6 @@ class Emulator:
     def __init__(
         self,
         scenario: Scenario,
-        calibration: Calibration | None = None,
-        profile: EngineProfile | None = None,
         speed: float = 1.0,
         own_ports: bool = False,
         loras: Sequence[str] = (),
@@ -173,7 +169,7 @@ class Emulator:
         self.scenario = scenario
         self.clock = PacedClock(env, speed, on_late=on_late, on_slowed=on_slowed, on_error=on_error)
         self.observers: list[Observer] = []
-        basis, heard = remembered_basis(calibration, profile), (self._on_finished, self._on_step)
+        basis, heard = remembered_basis(None, None), (self._on_finished, self._on_step)
         self.cluster = Cluster(env, scenario, basis, *heard, can_leap=False, on_lost=self._on_lost)
         entrance = next(pool for pool in self.cluster.pools if pool.spec.role != "decode")
         config = entrance.engines[0].loop.scheduler.config
