@@ -11,7 +11,8 @@ from perfmodel.cost.memory.adapters import adapter_load
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.fleet.pool import BasisOf, Deployed, FleetRouter, OnFinished, OnStep, Pool
+from perfmodel.sim.fleet.deployed import Deployed
+from perfmodel.sim.fleet.pool import BasisOf, FleetRouter, OnFinished, OnStep, Pool
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.lockstep import Lockstep
@@ -90,8 +91,7 @@ class Cluster:
         groups = scenario.cluster.deployments or deployments(scenario.pools)  # equal replicas are one
         deployed = [self._deploy(group, on_finished, on_step) for group in groups]
         self.servers = [one.server for one in deployed if one.server is not None]
-        router = deployed[0].router
-        self.route: Callable[[Request], RequestServer] = (lambda _: self.servers[0]) if router is None else router
+        self.route: Callable[[Request], RequestServer] = deployed[0].route
         if self.dynamic is not None:
             self.route = self.dynamic.over(deployed)
 

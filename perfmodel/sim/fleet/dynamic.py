@@ -14,9 +14,10 @@ from perfmodel.engine.admission import VirtualTokenCounters
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.autoscalers import MAX_EVENTS, Autoscaler
+from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.fleet.gateway import Entrance, Gateway, HandOver, OnLost, RequestServer
-from perfmodel.sim.fleet.pool import Deployed, OnFinished, OnStep, Pool
+from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
 from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.sim.traffic.distributions import Shares, class_shares, hashed
 from perfmodel.specs.cluster import FailuresSpec, GatewaySpec, Slowdown

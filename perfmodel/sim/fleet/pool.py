@@ -1,8 +1,8 @@
-"""`Pool`: equal replicas of one role, their cost model and router; `Deployed`: pools that serve requests together."""
+"""`Pool`: equal replicas of one role, their cost model and router."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from perfmodel import cost as costs
 from perfmodel.cost import Calibration, EngineProfile, MemoryPlan
@@ -12,11 +12,8 @@ from perfmodel.sim.fleet.routing import ROUTERS, LeastLoaded, Router
 from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.replica import EngineRank, Replica
-from perfmodel.specs.cluster import PoolGroup, PoolSpec
+from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.scenario import Scenario
-
-if TYPE_CHECKING:
-    from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
 
 OnFinished = Callable[[EngineRank, Request], None]
 OnStep = Callable[[EngineRank, StepRecord], None]
@@ -148,12 +145,3 @@ class FleetRouter:
     def leave(self, replica: Replica) -> None:
         """Remove `replica` from the routing until it joins again."""
         self._router.leave(replica if self._within else replica.ranks[0])
-
-
-class Deployed(NamedTuple):
-    """`pools` by position in the scenario, behind a `router` (unified pools) or a `server` (prefill, decode)."""
-
-    spec: PoolGroup
-    pools: Mapping[int, Pool]
-    router: FleetRouter | None
-    server: "DisaggregatedServer | None"
