@@ -24,9 +24,16 @@ class AdapterSlots:
         self._slots: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._in_host: OrderedDict[int, None] = OrderedDict()
         self._last: tuple[list[Request], int, int] | None = None  # decodes of a plan without chunks, and its counts
-        for adapter in range(limits.num_adapters):
-            self._take(adapter)
         self.num_loads = self.num_from_disk = 0
+        self.start()
+
+    def start(self) -> None:
+        """As a server begins: with what it loads first, and nothing that it had before."""
+        self._slots.clear()
+        self._in_host.clear()
+        self._last = None
+        for adapter in range(self._limits.num_adapters):
+            self._take(adapter)
 
     def scheduled(self, plan: StepPlan, members: Iterable[Request]) -> set[int]:
         """Adapters of the running requests that `plan` grants tokens so far; `members`: of its cohort."""

@@ -80,6 +80,11 @@ class EncoderCache:
         """Let go of all inputs of `request`, which ended or lost its slot."""
         self._let_go(request, list(self._held.get(request, ())))
 
+    def forget_all(self) -> None:
+        """Clear the cache; no request may need an input."""
+        assert not self._held, "a request still needs an input"
+        self._make_room(self._rules.cache_size)
+
     def _need(self, request: Request, number: int) -> bool:
         """Whether the input is cached; then `request` needs it from now on."""
         content = request.encoder_inputs[number].content

@@ -66,6 +66,7 @@ class HostBlocks:
     is_async = False  # see `TieredBlocks`
     can_wait = False
     prefetches = False
+    passes_on = False
 
     def __init__(
         self, capacity: int, least_tokens: int = 1, is_awaited: bool = False, copies: HostCopies | None = None

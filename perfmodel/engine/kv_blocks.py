@@ -97,8 +97,8 @@ class KVBlockManager:
 
     @property
     def num_free_unawaited(self) -> int:
-        """Free blocks that can be taken without waiting for a copy to a second tier; a lower bound."""
-        if self.host is None or not self.host.is_awaited or not self._lot_of:
+        """Free blocks whose reuse begins no copy that a step waits for or that goes on to stores; a lower bound."""
+        if self.host is None or not (self.host.is_awaited or self.host.passes_on) or not self._lot_of:
             return self.num_free
         return max(self._num_fresh - self._num_to_pop, 0)
 

@@ -169,6 +169,14 @@ class Scheduler:
         self._may_admit = True
         return True
 
+    def forget_all(self) -> None:
+        """The engine starts anew, with nothing cached; no request may be here."""
+        self.blocks.forget_all()
+        if self.adapters is not None:
+            self.adapters.start()
+        if self._running.encoder is not None:
+            self._running.encoder.forget_all()
+
     def _withdraw(self, request: Request) -> bool:
         """Remove `request` from the queue or KV loads; False if it is in neither."""
         if self.detached.get(request.request_id) is request:
@@ -267,11 +275,9 @@ class Scheduler:
         scheduled: set[int] = set() if adapters is None else adapters.scheduled(plan, self._running.cohort.members)
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
             key, request = self._waiting[0]
-            if request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request):
-                heapq.heappop(self._waiting)  # work in flight for it must come back first
-                skipped.append(self._skip(key, request))
-                continue
-            if adapters is not None and not adapters.admits(request, scheduled):
+            # Work in flight for it must come back first.
+            must_wait = request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request)
+            if must_wait or (adapters is not None and not adapters.admits(request, scheduled)):
                 heapq.heappop(self._waiting)
                 skipped.append(self._skip(key, request))
                 continue

@@ -48,6 +48,7 @@ class TieredBlocks(HostBlocks):
     is_async:    a request's KV comes into its blocks beside steps, and it waits (vLLM's WAITING_FOR_REMOTE_KVS)
     store_after: offers until a block is copied; 0: when the device reuses it
     stores:      tiers behind the host; prefetches: they are read from a request's arrival on, not from its turn
+    passes_on:   what the device reuses begins its way to the stores in that step
     waits:       a request waits for what comes from them; else it takes what has come (best effort)
     is_shared:   what one request has loaded others find on the device, so they wait for it"""
 
@@ -68,6 +69,7 @@ class TieredBlocks(HostBlocks):
         self.is_async, self.can_wait, self.prefetches = is_async, is_async or stores is not None, prefetches
         self._block_size, self._store_after, self._stores = block_size, store_after, stores
         self._waits, self._is_shared = waits, is_shared
+        self.passes_on = stores is not None and not store_after
         self._num_offers: OrderedDict[Hashable, int] = OrderedDict()
         self._new: list[Hashable] = []  # copied here since the last plan
         self._loads: dict[Request, frozenset[Hashable]] = {}  # on their way to the device

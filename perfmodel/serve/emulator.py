@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.engine import Request, RequestStatus, StepPlan, StepRecord
 from perfmodel.errors import PerfmodelError, SpecError, WorkloadError
 from perfmodel.serve.paced_clock import ClockStoppedError, PacedClock
@@ -141,10 +140,10 @@ class _Stream:
 class Emulator:
     """The cluster of `scenario` on the wall clock; `start` it within an event loop.
 
-    calibration, profile: as of `simulate`
     speed:     simulated seconds per second
     own_ports: replicas are sent their requests by name, by somebody else's router: the scenario's router and gateway
                are left out
+    loras:     LoRA adapters that it is started with, in order
     on_late, on_slowed, on_error: as of a `PacedClock`
 
     Raises DoesNotFitError for a model too large for the devices, SpecError for what has no wall clock."""
@@ -152,10 +151,9 @@ class Emulator:
     def __init__(
         self,
         scenario: Scenario,
-        calibration: Calibration | None = None,
-        profile: EngineProfile | None = None,
         speed: float = 1.0,
         own_ports: bool = False,
+        loras: Sequence[str] = (),
         on_late: Callable[[float], None] = lambda _: None,
         on_slowed: Callable[[float], None] = lambda _: None,
         on_error: Callable[[Exception], None] | None = None,
@@ -171,13 +169,14 @@ class Emulator:
         self.scenario = scenario
         self.clock = PacedClock(env, speed, on_late=on_late, on_slowed=on_slowed, on_error=on_error)
         self.observers: list[Observer] = []
-        basis, heard = remembered_basis(calibration, profile), (self._on_finished, self._on_step)
+        basis, heard = remembered_basis(None, None), (self._on_finished, self._on_step)
         self.cluster = Cluster(env, scenario, basis, *heard, can_leap=False, on_lost=self._on_lost)
         entrance = next(pool for pool in self.cluster.pools if pool.spec.role != "decode")
         config = entrance.engines[0].loop.scheduler.config
         self.max_model_len, self.block_size = config.max_model_len, config.block_size
         self.num_sent = self.num_finished = self.num_failed = self.num_timed_out = self.num_aborted = 0
         self._streams: dict[int, _Stream] = {}
+        self._adapters = {name: number for number, name in enumerate(loras)}
         self._numbers = count()
         silent = [pool for pool in self.cluster.pools if pool.spec.shadow or pool.spec.role == "prefill"]
         self._silent = {engine.index for pool in silent for engine in pool.engines}
@@ -222,6 +221,8 @@ class Emulator:
             raise beyond_context(self.max_model_len, excess, "shorten the prompt or ask for fewer")
         request = Request(next(self._numbers), now, *order[:4])  # counts, blocks, priority
         request.session = order.session
+        if (name := order.params.adapter) is not None:
+            request.adapter = self._adapters.setdefault(name, len(self._adapters))
         request.turn = 0 if order.block_hashes else -1  # its answer's blocks may begin another prompt
         for pool in self.cluster.pools:
             pool.engines[0].loop.scheduler.check_can_ever_run(request)

@@ -107,6 +107,7 @@ class EmulatorServer:
             scenario,
             speed=speed,
             own_ports=own_ports,
+            loras=settings.lora_names,
             on_late=lambda seconds: self.metrics.add_late(seconds),
             on_slowed=self._on_slowed,
             on_error=self._on_error,

@@ -109,7 +109,7 @@ def serve(
 
     def lose(replica: EngineRank) -> None:
         gateway.fail(gateway.outstanding_at([replica]) if server is None else server.fail([replica]))
-        replica.loop.scheduler.blocks.forget_all()  # raises if a request still holds one
+        replica.loop.scheduler.forget_all()  # raises if a request still holds one
 
     for which, tick in losses:
         hit = (first + second)[which % sum(counts)]

@@ -8,7 +8,6 @@ dynamo/planner/core/load_scaling.py of v1.2, the decisions without latency targe
 from collections import deque
 from collections.abc import Callable
 from math import ceil, floor
-from typing import Protocol
 
 from simpy.events import Event
 
@@ -30,19 +29,12 @@ _DYNAMO = {  # target, whether of prefill replicas -> upper and lower threshold
 }
 
 
-class Rule(Protocol):
-    """Decides how many replicas a fleet has."""
-
-    def look(self, now: int) -> None:
-        """Resize the fleet at tick `now`."""
-
-
 class Autoscaler:
     """Resizes `fleet` by the rule of `spec`, until `is_over`."""
 
     def __init__(self, env: TickEnvironment, spec: AutoscalingSpec, fleet: Fleet, is_over: Callable[[], bool]) -> None:
         self._env, self._fleet, self._is_over, self._num_looks = env, fleet, is_over, 0
-        rule: Rule
+        rule: PlainRule | KubernetesRule | DynamoRule
         if spec.dynamo is not None:
             rule = DynamoRule(spec, fleet)
         elif spec.is_kubernetes:

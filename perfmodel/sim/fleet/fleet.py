@@ -159,7 +159,7 @@ class Fleet:
         self._on_lost(replica)
         for rank in replica.ranks:
             rank.is_dead = False
-        _forget_kv(replica)
+        _forget_all(replica)
         self.later(number, down_ticks, lambda: self._begin(number))
 
     def _begin(self, number: int) -> None:
@@ -178,7 +178,7 @@ class Fleet:
         replica = self.pool.replicas[number]
         if self._states[number] == "draining" and all(rank.is_idle for rank in replica.ranks):
             self._enter(number, "off")
-            _forget_kv(replica)
+            _forget_all(replica)
 
     def later(self, number: int, delay: int, then: Callable[[], None]) -> None:
         """Call `then` after `delay` ticks if the replica is still in its present state."""
@@ -200,6 +200,6 @@ class Fleet:
         self.counts.append((now, self.num("up", "draining"), in_use))
 
 
-def _forget_kv(replica: Replica) -> None:
+def _forget_all(replica: Replica) -> None:
     for rank in replica.ranks:
-        rank.loop.scheduler.blocks.forget_all()
+        rank.loop.scheduler.forget_all()

@@ -131,7 +131,7 @@ def transfer_cost(source: Scenario, target: Scenario, source_link: Link, target_
     model = served_model(target.model, target.engine)
     layers = list(model.iter_layers())
     num_to = shard.tp * shard.pp
-    num_from = source.engine.tensor_parallel_size * source.engine.pipeline_parallel_size
+    num_from = source.engine.num_devices // source.engine.data_parallel_size
     per_link = max(1.0, num_to / num_from) / shard.pp
     return TransferCost(
         max(source_link.latency_s, target_link.latency_s),

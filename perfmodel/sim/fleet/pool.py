@@ -75,8 +75,7 @@ class Pool:
 
     @property
     def devices_per_engine(self) -> int:
-        engine = self.spec.engine
-        return engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.prefill_context_parallel_size
+        return self.spec.engine.num_devices // self.spec.engine.data_parallel_size
 
     @property
     def weight_bytes_per_replica(self) -> float:
@@ -84,8 +83,10 @@ class Pool:
         return self.memory.weight_bytes * self.devices_per_engine * len(self.replicas[0].ranks)
 
     def usage(self) -> costs.Usage:
-        """Usage of one device per engine, summed."""
-        return self.cost_model.usage()
+        """Usage of one device per engine, summed; of split layers the mean one."""
+        usage = costs.Usage()
+        usage.add(self.cost_model.usage(), 1 / self.spec.engine.layer_split)
+        return usage
 
     @property
     def under_way_s(self) -> float:

@@ -26,7 +26,7 @@ _MAX_LOG_RATIO = 7.0  # a thousandfold; an unbounded queue has no meaningful rat
 _FEWEST, MOST = 160, 240  # requests of an open-loop draw
 _MAX_EARLY = 200
 _QUEUEING = 0.4  # share of TTFT spent queueing above which a queue may be growing, so more requests are needed
-_PER_SLOT = 1.5  # requests of a closed-loop draw
+_PER_SLOT = 1.5  # requests of a closed-loop draw; of conversations at least one a slot, or some slots have none
 _TURNED = NUM_SCORES - 1  # the column of turned signs, so that each draw has three scores of one sign, none has four
 
 
@@ -134,7 +134,8 @@ def _sizes(scenario: Scenario, requests: RequestColumns) -> tuple[int, int]:
     traffic = scenario.traffic
     if traffic.arrivals.process == "closed_loop":
         concurrency = traffic.arrivals.concurrency or 1
-        return concurrency, min(len(requests), ceil(_PER_SLOT * concurrency))
+        num_turns = 0.0 if requests.session is None else len(requests) / len(np.unique(requests.session))
+        return concurrency, min(len(requests), ceil(max(_PER_SLOT, num_turns) * concurrency))
     in_flight = float(requests.e2el_s.sum()) / max(span_s(requests), 1e-9)  # Little's law
     distinct = 0
     if traffic.prefix is not None and traffic.prefix.num_prompts_per_group:
@@ -142,7 +143,8 @@ def _sizes(scenario: Scenario, requests: RequestColumns) -> tuple[int, int]:
     early = min(max(distinct, ceil(in_flight)), _MAX_EARLY)
     waiting = requests.first_scheduled_s - requests.arrival_s
     fewest = MOST if waiting.mean() > _QUEUEING * requests.ttft_s.mean() else _FEWEST
-    return early, min(len(requests), max(fewest, 2 * early), MOST)
+    longest = len(requests) if traffic.rollouts is None else traffic.num_requests or 1  # all iterations are alike
+    return early, min(longest, max(fewest, 2 * early), MOST)
 
 
 def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
@@ -154,7 +156,8 @@ def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
         cut = tuple(stage.model_copy(update={"duration_s": stage.duration_s * share}) for stage in stages)
         traffic = traffic.model_copy(update={"arrivals": traffic.arrivals.model_copy(update={"stages": cut})})
     else:
-        traffic = traffic.model_copy(update={"num_requests": count})
+        rollouts = traffic.rollouts and traffic.rollouts.model_copy(update={"iterations": 1})
+        traffic = traffic.model_copy(update={"num_requests": count, "rollouts": rollouts})
     return scenario.model_copy(update={"traffic": traffic}), share
 
 

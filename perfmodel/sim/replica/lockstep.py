@@ -151,6 +151,9 @@ class Lockstep:
 
     def enter(self, rank: Rank, request: Request) -> None:
         """`request` has arrived at `rank`'s engine."""
+        host = rank.loop.scheduler.blocks.host
+        if host is not None and host.prefetches:
+            self.finalize()  # it is looked up in the caches as they are by now
         rank.loop.add(request)
         self.reschedule()
 

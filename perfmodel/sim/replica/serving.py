@@ -22,6 +22,7 @@ from perfmodel.engine import (
     Slots,
 )
 from perfmodel.engine.token_watch import TokenWatch
+from perfmodel.errors import SpecError
 from perfmodel.kv_groups import KVGroup
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.step import StepGraph
@@ -50,10 +51,15 @@ class SecondTier(NamedTuple):
 
 
 def second_tier(scenario: Scenario, costs: StepCosts) -> SecondTier | None:
-    """Second KV tier of each engine of `scenario` under `costs`; None without one."""
+    """Second KV tier of each engine of `scenario` under `costs`; None without one. Raises SpecError for slots."""
     offload = scenario.engine.kv_offload
     if offload is None:
         return None
+    if _slots_of(scenario.engine) is not None:
+        raise SpecError(
+            f"{scenario.name}: got engine.kv_offload with slots ({scenario.engine.profile}), which keep the prompts of "
+            f"free slots in the host's memory by themselves; leave it out."
+        )
     cost = restore_cost(scenario, offload, costs.graph)
     capacity = int(offload.capacity_bytes // cost.block_bytes) if cost.block_bytes else 0
     return SecondTier(capacity, least_restored_tokens(scenario, offload, costs.graph, costs.timer), cost)

@@ -6,7 +6,7 @@ leaps."""
 
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
-from itertools import chain, cycle, islice, repeat, tee
+from itertools import chain, count, cycle, islice, repeat, tee
 from math import ceil
 from typing import NamedTuple
 from zlib import crc32
@@ -63,7 +63,8 @@ _MAX_CLIPPED = 0.5  # of the prompts: beyond that the traffic is misrepresented
 
 
 class ImagePlan:
-    """Images of a scenario's prompts, behind the shared prefix, drawn by a stream of their own.
+    """Images of a scenario's prompts, behind the shared prefix, drawn by a stream of their own; all answers of a prompt
+    have the same ones.
 
     longest, max_tokens, mean_tokens: of an image; of a prompt's images with the tokens that mark their ends
     grids: of a prompt with images of each size in turn"""
@@ -73,6 +74,7 @@ class ImagePlan:
         assert images is not None
         assert vision is not None
         self._count, self._marks, self._seed = images.per_request, vision.rule.num_marks, scenario.seed
+        self._samples, self._block_size = scenario.traffic.samples_per_prompt, scenario.engine.kv_block_tokens
         self._kinds = [vision.of_image(size.width, size.height, size.num_frames) for size in images.sizes]
         lengths, shares = [tokens for _, tokens in self._kinds], np.array([size.share for size in images.sizes])
         self._shares, self._begin = shares / shares.sum(), prefix.shared_tokens if prefix is not None else 0
@@ -84,14 +86,22 @@ class ImagePlan:
     def added_to(self, drafts: Iterator["RequestDraft"]) -> Iterator["RequestDraft"]:
         """`drafts` with their images, whose tokens are added to the prompts."""
         rng = np.random.default_rng((_IMAGES, self._seed))
-        for number, draft in enumerate(drafts):
-            first = offset = min(self._begin, draft.num_prompt_tokens - 1)
+        for number in count():
+            answers = list(islice(drafts, self._samples))
+            if not answers:
+                return
+            length = answers[0].num_prompt_tokens
+            first = offset = min(self._begin, length - 1)
             images = []
             for place, kind in enumerate(rng.choice(len(self._kinds), size=self._count, p=self._shares).tolist()):
                 grid, tokens = self._kinds[kind]
                 images.append(EncoderInput(offset + (self._marks + 1) // 2, tokens, (number, place), grid))
                 offset += tokens + self._marks
-            yield draft._replace(num_prompt_tokens=draft.num_prompt_tokens + offset - first, images=tuple(images))
+            length, blocks = length + offset - first, answers[0].block_hashes
+            if self._samples > 1:
+                blocks = _shared_blocks(number, blocks, length // self._block_size)
+            for draft in answers:
+                yield draft._replace(num_prompt_tokens=length, block_hashes=blocks, images=tuple(images))
 
 
 class RequestDraft(NamedTuple):
@@ -291,9 +301,7 @@ class Workload:
                 yield RequestDraft(time, length, output, hashes, priority)
             return
         for number, (time, (length, hashes), priority) in enumerate(zip(times, prompts, priorities, strict=False)):
-            first = _SAMPLED + number * _LONGEST
-            num_blocks = min(length, self._longest_prompt) // self.block_size
-            blocks = (*hashes, *range(first + len(hashes), first + num_blocks))
+            blocks = _shared_blocks(number, hashes, min(length, self._longest_prompt) // self.block_size)
             for output in islice(outputs, samples):  # requests of their own, as vLLM's ParentRequest makes them
                 yield RequestDraft(time, length, output, blocks, priority, 0, number, after=-1)
 
@@ -340,6 +348,12 @@ class Workload:
                 break
             blocks = beginning or engine_blocks(row[1], row.block_hashes, row.hash_block_size, self.block_size)
             yield RequestDraft(arrival, *row[1:3], blocks, priority, 0, row.session)
+
+
+def _shared_blocks(number: int, blocks: tuple[int, ...], num_blocks: int) -> tuple[int, ...]:
+    """Contents of the `num_blocks` blocks of prompt `number`, which has several answers and begins with `blocks`."""
+    first = _SAMPLED + number * _LONGEST
+    return (*blocks, *range(first + len(blocks), first + num_blocks))
 
 
 def _priorities(traffic: Traffic, rng: np.random.Generator) -> Iterator[int]:

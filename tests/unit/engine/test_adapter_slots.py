@@ -54,6 +54,14 @@ def test_the_last_adapters_that_the_server_was_started_with_are_there() -> None:
     assert loads(slots, 0) == (0, 1)
 
 
+def test_a_server_that_starts_anew_has_its_first_adapters_again() -> None:
+    slots = AdapterSlots(AdapterLimits(1, 2, 4))
+    assert [loads(slots, 0), loads(slots, 1)] == [(0, 1)] * 2
+    slots.start()
+    assert loads(slots, 3) == ()
+    assert (slots.num_loads, slots.num_from_disk) == (2, 2)
+
+
 @given(
     st.integers(1, 4),
     st.integers(0, 4),

@@ -75,6 +75,14 @@ def test_equal_images_are_encoded_once() -> None:
     assert [pair for plan in steps_of(scheduler) for pair in encoded(plan)] == [(0, 0)]
 
 
+def test_an_engine_that_starts_anew_encodes_again() -> None:
+    scheduler = scheduler_of(budget=10, cache_size=20)
+    for number in range(2):
+        scheduler.add(request_of(number, 12, (1, 8, "same")))
+        assert sum(len(plan.encoded) for plan in steps_of(scheduler)) == 1
+        scheduler.forget_all()
+
+
 def test_an_image_at_the_end_of_a_prompt_stays_while_a_plan_is_in_flight() -> None:
     """Planned ahead, the prompt's last token counts once its successor has come, as vLLM counts placeholders; planned
     step by step, once it has run."""

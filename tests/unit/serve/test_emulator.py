@@ -11,6 +11,7 @@ from virtual_time import run
 
 from perfmodel.errors import SpecError, WorkloadError
 from perfmodel.serve import Emulator, Order, ReplicaDownError
+from perfmodel.serve.emulator import RequestParams
 from perfmodel.sim import Workload, simulate
 from perfmodel.specs import load_scenario
 
@@ -27,6 +28,7 @@ FLEETS = {
         "cluster.pools=[{name: prefill, role: prefill, replicas: 1}, {name: decode, role: decode, replicas: 1}]",
     ),
     "SGLang": ("engine.profile=sglang",),
+    "LoRA adapters": ("engine={profile: vllm, enable_lora: true, max_loras: 2}", "traffic.adapters={count: 4}"),
 }
 
 
@@ -46,12 +48,14 @@ class Client:
 
 async def replay(scenario, emulator=None, until=10_000.0):
     """The scenario's own traffic, sent by clients in real (here virtual) time."""
-    emulator, loop, clients = emulator or Emulator(scenario), asyncio.get_running_loop(), []
+    emulator, loop, clients = emulator or Emulator(scenario, loras="0123"), asyncio.get_running_loop(), []
     emulator.start()
     for request in Workload(scenario).requests():
         await asyncio.sleep(request.arrival / 1e12 - loop.time())
         client = Client(loop.time())
-        order = Order(request.num_prompt_tokens, request.max_output_tokens, request.block_hashes, request.priority)
+        params = RequestParams(adapter=None if request.adapter is None else str(request.adapter))
+        lengths = request.num_prompt_tokens, request.max_output_tokens
+        order = Order(*lengths, request.block_hashes, request.priority, params=params)
         client.number = emulator.submit(order, client)
         clients.append((request, client))
     while emulator.num_under_way and loop.time() < until:

@@ -56,6 +56,21 @@ def test_images_come_behind_a_shared_prefix_and_are_nobody_elses(text: Scenario)
     assert len({item.content for request in requests for item in request.encoder_inputs}) == len(requests)
 
 
+def test_all_answers_of_a_prompt_have_its_images(text: Scenario) -> None:
+    """Each of two prompts of 40 tokens and an image of 1,026 is encoded once and found again, in whole blocks of 16."""
+    samples = {"traffic.samples_per_prompt": 3, "traffic.arrivals": {"process": "burst"}}
+    scenario = with_images(text, ["1024x1024", "512x512"], **samples)
+    requests = list(Workload(scenario).requests())
+    for answers in (requests[:3], requests[3:]):
+        assert len({(request.encoder_inputs, request.block_hashes) for request in answers}) == 1
+        assert len(answers[0].block_hashes) == answers[0].num_prompt_tokens // 16
+    assert not {*requests[0].block_hashes} & {*requests[3].block_hashes}
+    cached = simulate(scenario).columns()["num_cached_tokens"]
+    assert sorted(cached) == sorted(
+        found for request in requests[::3] for found in (0, *[request.num_prompt_tokens // 16 * 16] * 2)
+    )
+
+
 def test_sizes_are_drawn_by_their_shares(text: Scenario) -> None:
     sizes = [{"width": 256, "height": 256, "share": 3}, {"width": 512, "height": 512, "share": 1}]
     scenario = with_images(text, sizes, **{"traffic.num_requests": 4000})

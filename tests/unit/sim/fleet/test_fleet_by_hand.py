@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from perfmodel.cost import Usage
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.replica.replica import Replica
+from perfmodel.specs.engine.spec import EngineSpec
 
 START_S = 10
 
@@ -16,8 +18,8 @@ class StubRank:
     def __init__(self, number: int) -> None:
         self.number, self.is_idle, self.is_dead, self.num_forgotten = number, True, False, 0
         self.num_outstanding = self.num_used_blocks = self.num_running = self.num_waiting = 0
-        blocks = SimpleNamespace(forget_all=self.forget)
-        self.loop = SimpleNamespace(scheduler=SimpleNamespace(blocks=blocks, num_running=0, num_waiting=0))
+        scheduler = SimpleNamespace(forget_all=self.forget, num_running=0, num_waiting=0)
+        self.loop = SimpleNamespace(scheduler=scheduler)
 
     def forget(self) -> None:
         self.num_forgotten += 1
@@ -160,10 +162,10 @@ def test_fleet_loads_sum_over_all_ranks(role: str, waiting: int) -> None:
 
 def test_devices_weights_and_time_of_a_pool_sum_over_its_engines() -> None:
     """Three replicas of two ranks with 2 x 4 devices each; the pipeline of each rank is occupied for 5 s."""
-    engine = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=4, prefill_context_parallel_size=1)
+    engine = EngineSpec(tensor_parallel_size=2, pipeline_parallel_size=4)
     replicas = tuple(SimpleNamespace(ranks=[StubRank(0), StubRank(1)]) for _ in range(3))
     clocks = tuple(SimpleNamespace(ticks_under_way=5 * TICKS_PER_S, num_ranks=2) for _ in range(3))
-    usage = SimpleNamespace(busy_s=12.0)
+    usage = Usage(bound_s={"memory": 12.0})
     memory, cost_model = SimpleNamespace(weight_bytes=7.0), SimpleNamespace(usage=lambda: usage)
     parts = (SimpleNamespace(engine=engine), None, memory, cost_model, replicas, None, None, clocks)
     pool = Pool(*parts)  # type: ignore[arg-type]

@@ -166,6 +166,34 @@ def test_what_is_read_only_when_faster_delays_no_first_token(load: str, bandwidt
     assert bool(ttft[1].mean() < 0.7 * ttft[0].mean()) is (float(bandwidth) > 5e9)
 
 
+_CHATS = ("traffic.conversations={turns: {distribution: fixed, value: 4}}", "traffic.prefix=null")
+
+
+@pytest.mark.parametrize(
+    ("policy", "overrides"),
+    [
+        ("", (*_CHATS, "engine.num_gpu_blocks_override=800", "cluster.replicas=2")),  # a leap may evict blocks
+        (", storage_prefetch_policy: best_effort", ("engine.num_gpu_blocks_override=200",)),  # read within a leap
+    ],
+)
+def test_leaps_and_single_steps_read_and_write_stores_at_the_same_times(
+    policy: str, overrides: tuple[str, ...]
+) -> None:
+    stores = "[{name: store, shared: true, read_bandwidth_bytes_per_s: 2e10}]"
+    offload = f"engine.kv_offload={{capacity_bytes: 100 MB, secondary_tiers: {stores}{policy}}}"
+    traffic = (
+        "traffic={num_requests: 100, arrivals: {process: poisson, rate: 10}, prefix: {shared_tokens: 400, "
+        "num_groups: 10}, input_tokens: {distribution: fixed, value: 500}, output_tokens: {distribution: fixed, "
+        "value: 100}}"
+    )
+    scenario = load_scenario("llama-3.1-8b-a100", [traffic, offload, *overrides])
+    leaping, single = (simulate(scenario, can_leap=can_leap) for can_leap in (True, False))
+    assert leaping.requests is not None
+    assert single.requests is not None
+    assert np.array_equal(leaping.requests.finished_s, single.requests.finished_s)
+    assert leaping.summary["kv_offload"] == single.summary["kv_offload"]
+
+
 def test_prefill_replicas_find_what_others_have_computed() -> None:
     """Without the store each of two prefill replicas computes every prefix itself."""
     rates = []

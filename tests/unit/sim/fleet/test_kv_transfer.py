@@ -42,6 +42,13 @@ def test_latents_are_sent_to_every_device_of_the_group() -> None:
     assert found.bytes_per_token * found.bytes_factor == pytest.approx(8 * 35_136)
 
 
+def test_all_ranks_that_share_out_prompts_send() -> None:
+    """Eight devices send to eight, as 8 x 1 or as 4 x 2: each link carries what one device receives."""
+    source, target = sides("deepseek-v3", (4, 1), (8, 1))
+    halves = source.model_copy(update={"engine": source.engine.model_copy(update={"prefill_context_parallel_size": 2})})
+    assert transfer_cost(halves, target, LINK, LINK) == cost("deepseek-v3", 8, 8)
+
+
 def test_whole_blocks_and_the_latency() -> None:
     found = cost("llama-3.1-70b", 1, 1)
     assert found.duration_s(17) == pytest.approx(1e-3 + 32 * 327_680 / 1e9)

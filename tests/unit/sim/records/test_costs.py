@@ -155,3 +155,15 @@ def test_what_a_device_does_is_over_those_that_were_there():
     )
     fixed = simulate(load_scenario("llama-3.1-8b-a100", [*load, "cluster.replicas=2"]))
     assert run_metric(fixed, "output_throughput_per_gpu") == pytest.approx(fixed.summary["output_throughput"] / 2)
+
+
+def test_layers_split_over_two_devices_are_billed_as_two() -> None:
+    """A token passes one device after the other: the bill doubles, the same work uses half of each."""
+    few = ["engine={profile: llamacpp}", "traffic.num_requests=4", "traffic.arrivals.rate=1"]
+    one, two = (
+        simulate(load_scenario("llama-3.1-8b-a100", [*few, f"engine.layer_split={count}"])).summary for count in (1, 2)
+    )
+    assert two["mean_num_devices"] == pytest.approx(2)
+    assert two["gpu_hours"] / two["duration"] == pytest.approx(2 * one["gpu_hours"] / one["duration"])
+    assert two["mbu"] * two["duration"] == pytest.approx(one["mbu"] * one["duration"] / 2)
+    assert 1 < two["energy_j"] / one["energy_j"] < 2

@@ -65,6 +65,24 @@ def test_a_closed_loop_without_think_time_takes_as_many_times_as_long_as_its_ste
         assert (low, high) == pytest.approx((-1.2816 * spread * SIGMA, 1.2816 * spread * SIGMA), rel=1e-3)
 
 
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_so_do_iterations_of_rollouts(iterations: int) -> None:
+    rollouts = f"traffic.rollouts={{iterations: {iterations}}}"
+    burst = ("traffic.arrivals={process: burst}", "traffic.num_requests=32", rollouts)
+    for low, high in ends(scenario(*burst), calibration(), profile(SIGMA)).values():
+        assert (low, high) == pytest.approx((-1.2816 * SIGMA, 1.2816 * SIGMA), rel=1e-3)
+
+
+def test_a_draw_of_conversations_has_all_users_at_once() -> None:
+    """Eight users, of conversations of six turns: a draw of 1.5 turns each would have two users, and no queue."""
+    talk = "traffic.conversations={turns: {distribution: fixed, value: 6}}"
+    lengths = [f"traffic.{name}={{distribution: fixed, value: 50}}" for name in ("input_tokens", "output_tokens")]
+    found = scenario(*CLOSED, talk, *lengths, "traffic.num_requests=96", "engine.max_num_seqs=2")
+    ensemble = simulate(found, intervals=True).ensemble
+    assert isinstance(ensemble, Ensemble)
+    assert np.isclose(ensemble.base.e2el_s.mean(), ensemble.whole.e2el_s.mean(), rtol=0.15)
+
+
 def test_prompts_are_in_doubt_where_there_are_any() -> None:
     """A factor on prompts alone moves TTFT most, TPOT by the steps that prompts share with decodes."""
     found = ends(scenario(*OPEN, "traffic.arrivals.rate=1"), calibration(), profile(prompts=0.3))

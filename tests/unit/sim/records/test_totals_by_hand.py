@@ -11,6 +11,7 @@ from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.totals import device_totals
 from perfmodel.specs import load_hardware
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import PriceOverride
 
 DURATION_S = 20
@@ -33,7 +34,7 @@ def engine(index: int, preemptions: int, asked: int, hit: int, host: HostBlocks 
 
 
 def pool(number: int, hardware, tp: int, pp: int, num_blocks: int, prompt_share: float, *engines) -> Pool:
-    sizes = SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=pp, prefill_context_parallel_size=1)
+    sizes = EngineSpec(tensor_parallel_size=tp, pipeline_parallel_size=pp)
     spec = SimpleNamespace(role="unified", replicas=len(engines), engine=sizes, shadow=False)
     spec.name = spec.deployment = spec.model = None
     clocks = (SimpleNamespace(ticks_under_way=12 * TICKS_PER_S, num_ranks=2),) if pp > 1 else ()

@@ -7,6 +7,7 @@ from engine_integrity import check_integrity
 from perfmodel.cost import load_calibration, step_costs
 from perfmodel.cost.memory.offload import RestoreCost, least_restored_tokens
 from perfmodel.engine import HostBlocks, KVBlockManager, Request, Scheduler, SchedulerConfig
+from perfmodel.errors import SpecError
 from perfmodel.sim import RunResult, simulate
 from perfmodel.specs import load_scenario
 
@@ -129,3 +130,8 @@ def test_stages_compute_a_prompt_in_turn_but_fetch_it_side_by_side():
         assert scenario.engine.kv_offload is not None
         least.append(least_restored_tokens(scenario, scenario.engine.kv_offload, costs.graph, costs.timer))
     assert least[1] < least[0]
+
+
+def test_slots_that_save_prompts_by_themselves_take_no_second_tier():
+    with pytest.raises(SpecError, match=r"got engine\.kv_offload with slots"):
+        run(*_TIGHT, "engine={profile: llamacpp}", tier("restore"))
