@@ -69,6 +69,8 @@ class Layout:
         parts = [f"TP{engine.tensor_parallel_size}", *(f"{name}{size}" for name, size in sizes.items() if size > 1)]
         if engine.enable_expert_parallel:
             parts.append("EP")
+        if "engine.all2all_backend" in self.choices:
+            parts.append(f"{engine.all2all_backend} exchange")
         if engine.enable_dbo:
             parts.append("DBO")
         if engine.quantization:

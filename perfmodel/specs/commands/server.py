@@ -168,7 +168,8 @@ def complete(reading: Reading, command: str, engine: str) -> None:
 def _vllm(reading: Reading) -> None:
     if gib := reading.take("kv_offloading_gib"):
         source = reading.sources.pop("line.kv_offloading_gib")
-        reading.put("engine.kv_offload.capacity_bytes", int(gib * _GIB / reading.ranks), f"{source}, of all ranks")
+        ranks = reading.ranks * (reading.get("engine.pipeline_parallel_size") or 1)
+        reading.put("engine.kv_offload.capacity_bytes", int(gib * _GIB / ranks), f"{source}, of all ranks")
         reading.put("engine.kv_offload.write_policy", "write_through", source)
         if reading.line.get("draft_model") is None and reading.get(f"{_CONFIG}.method") is None:
             reading.put("engine.kv_offload.load", "async", source)
@@ -417,7 +418,8 @@ def server_settings(engine: EngineSpec, model: ModelSpec, command: str) -> Setti
 def _vllm_settings(_: Settings, engine: EngineSpec) -> Settings:
     if engine.kv_offload is None:
         return {}
-    gib = engine.kv_offload.capacity_bytes * engine.tensor_parallel_size / _GIB  # of all ranks (vllm/config/cache.py)
+    ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size  # vllm/config/vllm.py, num_kv_ranks
+    gib = engine.kv_offload.capacity_bytes * ranks / _GIB
     return {"kv-offloading-size": f"{gib:.10g}"}
 
 

@@ -128,3 +128,13 @@ def test_the_result_names_the_assumed_acceptance(given: bool) -> None:
         (block,) = blocks
         assert isinstance(block, Paragraph)
         assert "mtp with 85% of drafted tokens right" in str(block)
+
+
+def test_candidates_that_differ_in_the_exchange_are_called_so() -> None:
+    """Fronts and tables know candidates by their labels: no two may share one."""
+    backends = ("deepep_low_latency", "deepep_high_throughput")
+    sizes = {"tensor_parallel_size": (1,), "data_parallel_size": (8,), "enable_expert_parallel": (True,)}
+    space = space_of("deepseek-v3-h200", **sizes, all2all_backend=backends, speculation=(None,))
+    labels = [candidate.label for candidate in space.candidates]
+    assert len(labels) == len(set(labels)) > 1
+    assert {label.split(" exchange")[0].split(", ")[-1] for label in labels} == set(backends)

@@ -53,6 +53,10 @@ def engine(text: str) -> dict[str, Any]:
         ("-q fp8", {"quantization": "fp8"}),
         ("--all2all-backend naive", {"all2all_backend": "allgather_reducescatter"}),
         ("--kv-offloading-size 64 -tp 4", {"tensor_parallel_size": 4, "kv_offload": OFFLOADED}),
+        (
+            "--kv-offloading-size 64 -tp 2 -pp 2",
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "kv_offload": OFFLOADED},
+        ),
         ("""--eplb-config '{"num_redundant_experts": 32}'""", {"eplb_config": {"num_redundant_experts": 32}}),
         ("--max-num-seqs 8 --max-num-seqs 16", {"max_num_seqs": 16}),
         ("--max_num_seqs='8'", {"max_num_seqs": 8}),

@@ -83,6 +83,13 @@ def test_a_scaled_object_is_read_with_its_defaults(tmp_path):
     assert spec.hpa.behavior.scale_up.stabilization_window_seconds == 30
 
 
+def test_the_threshold_of_a_trigger_that_is_not_read_is_not_taken_for_another_s():
+    other = '{type: cpu, metadata: {value: "60", activationThreshold: "50"}}'
+    found = read(SERVER, KEDA.replace("QUERY", "sum(vllm:num_requests_waiting)").replace("- {", f"- {other}\n    - {{"))
+    assert found.data["cluster"]["autoscaling"]["keda"]["activationThreshold"] == 2
+    assert found.notes == ("Not read: ScaledObject from-zero: trigger cpu None",)
+
+
 @pytest.mark.parametrize("query", ["avg(vllm:num_requests_waiting)", "sum(rate(vllm:generation_tokens_total[1m]))"])
 def test_what_a_trigger_asks_and_is_not_modelled_is_a_note(query):
     found = read(SERVER, KEDA.replace("QUERY", query))
