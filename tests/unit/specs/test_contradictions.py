@@ -8,7 +8,8 @@ from perfmodel.specs import load_scenario
 
 SCENARIO = "llama-3.1-8b-a100"
 _FAR = "{name: far, shared: true, read_bandwidth_bytes_per_s: 1e9}"
-STORE = f"kv_offload: {{capacity_bytes: 1e10, secondary_tiers: [{_FAR}]}}"
+HALF = f"share: 0.5, engine: {{kv_offload: {{capacity_bytes: 1e10, secondary_tiers: [{_FAR}]}}"
+THREE = "{distribution: fixed, value: 3}"
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ STORE = f"kv_offload: {{capacity_bytes: 1e10, secondary_tiers: [{_FAR}]}}"
             "got 'chat' as the name of more than one class",
         ),
         (
-            "traffic.conversations={turns: {distribution: fixed, value: 3}, tool_tokens: {distribution: fixed, value: 9}}",
+            f"traffic.conversations={{turns: {THREE}, tool_tokens: {THREE}}}",
             "got tool_tokens without tool_share, the share of the turns that it is for",
         ),
         (
@@ -30,7 +31,7 @@ STORE = f"kv_offload: {{capacity_bytes: 1e10, secondary_tiers: [{_FAR}]}}"
             r"got trace\.speedup with arrivals of process burst, which do not have the trace's gaps",
         ),
         (
-            f"cluster.pools=[{{share: 0.5, engine: {{{STORE}, kv_cache_dtype: fp8}}}}, {{share: 0.5, engine: {{{STORE}}}}}]",
+            f"cluster.pools=[{{{HALF}, kv_cache_dtype: fp8}}}}, {{{HALF}}}}}]",
             "got pools that share the store far and differ in it, in their model, its formats",
         ),
     ],
