@@ -344,6 +344,22 @@ spec:
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        ("vllm bench serve --dataset-name random-mm --random-mm-base-items-per-request 2", "per-request 2"),
+        ("python -m sglang.bench_serving --dataset-name image --image-count 3", "--image-count 3"),
+    ],
+)
+def test_images_of_a_load_test_are_warned_of(load: str, said: str) -> None:
+    found = read(f"{SERVE} &\n{load} --request-rate 2")
+    warned = dict(found.unmodelled)
+    assert set(warned.values()) == {"images of the prompts; give traffic.images"}
+    assert len(warned) == 2  # the data set, and what there is of it
+    assert any(what.endswith(said) for what in warned)
+    assert not any("image" in what or "mm" in what for what in found.irrelevant)
+
+
 def test_equal_servers_and_pairs() -> None:
     """Equal ones are replicas; a producer and consumers of KV are pools; further nodes are the first server's ranks."""
     assert read(f"{SERVE} --port 1 &\n{SERVE} --port 2 &").data["cluster"] == {"replicas": 2}

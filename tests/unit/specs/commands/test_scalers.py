@@ -97,6 +97,21 @@ def test_what_a_trigger_asks_and_is_not_modelled_is_a_note(query):
     assert found.notes == (f"Not read: ScaledObject from-zero: trigger prometheus {query}",)
 
 
+def test_a_pair_s_autoscalers_are_those_of_its_pools(tmp_path):
+    config = '"--kv-transfer-config", \'{"kv_connector": "NixlConnector", "kv_role": "%s"}\']'
+    roles = {"prefiller": "kv_producer", "llama": "kv_consumer"}
+    pair = [
+        SERVER.replace("name: llama", f"name: {name}").replace('Instruct"]', f'Instruct", {config % role}')
+        for name, role in roles.items()
+    ]
+    found = read(*pair, HPA.replace("METRIC", "vllm_num_requests_waiting").replace("VALUE", "4"))
+    file = tmp_path / "read.yaml"
+    file.write_text(dump_yaml({**found.data, "traffic": "azure-conversation"}))
+    prefill, decode = load_scenario(file).cluster.pools
+    assert prefill.autoscaling is None
+    assert (decode.role, decode.autoscaling.metric, decode.autoscaling.max_replicas) == ("decode", "queue", 8)
+
+
 def test_an_autoscaler_of_something_else_is_left_alone():
     found = read(SERVER, KEDA.replace("name: llama", "name: other").replace("QUERY", "vllm:num_requests_waiting"))
     assert "cluster" not in found.data
