@@ -140,11 +140,7 @@ class WebRequest(CommandRequest):
     Everything runs on this machine, offline; every view says the command that gives the same figures."""
 
     command = "web"
-    examples = (
-        "web",
-        "web --port 8080 --no-open",
-        "web --export out --view 'pareto?model=llama-3.1-8b&hardware=h100'",
-    )
+    examples = ("web", "web --port 8080 --no-open", "web --export out --view 'pareto?model=llama-3.1-8b&hardware=h100'")
     has_json = False
 
     host: str = flag("--host", "Where to listen; this machine alone.", "127.0.0.1", "HOST", shows_default=True)

@@ -90,8 +90,10 @@ class PoolServer:
 
     @property
     def devices(self) -> Object:
-        """The limits of a pod."""
-        return {_RESOURCES[str(self.hardware.maker)]: self.pool.engine.num_devices // self.num_nodes}
+        """The limits of a pod; slices have resources of their own (NVIDIA's device plugin, strategy `mixed`)."""
+        _, _, profile = self.hardware.name.partition(":")
+        name = f"nvidia.com/mig-{profile}" if profile else _RESOURCES[str(self.hardware.maker)]
+        return {name: self.pool.engine.num_devices // self.num_nodes}
 
     def words(self, port: int | None = _PORT) -> list[str]:
         """Its command line; port: none is said"""
@@ -235,6 +237,8 @@ def compose_file(scenario: Scenario, heading: Sequence[str] = ()) -> str:
     per_node = min((pool.hardware or scenario.hardware).devices_per_node for pool in scenario.pools)
     if any(server.problem for server in servers) or {server.hardware.maker for server in servers} != {"nvidia"}:
         return ""
+    if any(server.hardware.is_slice for server in servers):  # which it knows by their own UUIDs
+        return ""
     if sum(server.pool.replicas * server.pool.engine.num_devices for server in servers) > per_node:
         return ""
     services, device = Object(), 0
@@ -264,7 +268,7 @@ def dynamo_manifest(scenario: Scenario, heading: Sequence[str] = ()) -> str:
     servers = pool_servers(scenario)
     rules, described = servers[0].rules.dynamo, scenario.engine.described
     is_known = {(server.command, server.hardware.maker) for server in servers} == {(servers[0].command, "nvidia")}
-    if rules is None or not is_known or any(server.problem for server in servers):
+    if rules is None or not is_known or any(server.problem or server.hardware.is_slice for server in servers):
         return ""
     image, services = {"image": rules.image}, Object()
     services["Frontend"] = {"componentType": "frontend", "replicas": 1, "extraPodSpec": {"mainContainer": image}}

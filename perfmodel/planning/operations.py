@@ -72,10 +72,15 @@ def _scaled(result: PlanResult, rules: ServingRules, target: Mapping[str, str], 
     running = " + ".join(f'{gauge}{{pod=~"{name}-.*"{labels}}}' for gauge in gauges)
     trigger = {"serverAddress": _PROMETHEUS, "query": f"sum({running})", "threshold": f"{threshold:.3g}"}
     keda = (given.keda if given is not None else None) or KedaSpec(polling_interval=15.0)
+    if keda.activation_threshold:
+        trigger["activationThreshold"] = f"{keda.activation_threshold:g}"
+    fewest, most = 1, _MOST * result.replicas
+    if best is not None and given is not None:
+        fewest, most = given.min_replicas if given.keda is not None else max(given.min_replicas, 1), given.max_replicas
     spec = {
         "scaleTargetRef": dict(target),
-        "minReplicaCount": 1,
-        "maxReplicaCount": _MOST * result.replicas if best is None or given is None else given.max_replicas,
+        "minReplicaCount": fewest,
+        "maxReplicaCount": most,
         "pollingInterval": round(keda.polling_interval),
         "cooldownPeriod": round(keda.cooldown_period),
         "triggers": [{"type": "prometheus", "metricType": "AverageValue", "metadata": trigger}],

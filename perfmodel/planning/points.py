@@ -77,7 +77,13 @@ def max_concurrency(scenario: Scenario) -> float:
             raise SpecError(f"max_concurrency: the slo is met even with {users // 2:,} users; make it stricter.")
         changed = scenario.traffic.model_copy(update={"arrivals": arrivals.model_copy(update={"concurrency": users})})
         at_users = scenario.model_copy(update={"traffic": changed})
-        return meets_slo(scenario, sim.simulate(at_users, keep_steps=False).summary)
+        is_met = meets_slo(scenario, sim.simulate(at_users, keep_steps=False).summary)
+        if is_met and users >= (scenario.traffic.num_requests or inf):  # more are never in flight
+            raise SpecError(
+                f"max_concurrency: the slo is met with all {scenario.traffic.num_requests:,} requests at once; raise "
+                f"traffic.num_requests."
+            )
+        return is_met
 
     samples = scenario.traffic.samples_per_prompt  # of each user
     users = highest(lambda value: is_served(max(round(value), 1) * samples), arrivals.concurrency / samples)

@@ -57,6 +57,8 @@ def make_plan(
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
     if spec.objective == "carbon" and (scenario.site is None or scenario.site.grid_gco2_per_kwh is None):
         raise SpecError("plan.objective=carbon without a grid: set site.region, as in DE, or site.gco2_per_kwh.")
+    if any(kind.weight != 1 for kind in scenario.traffic.classes):
+        raise SpecError("plans choose replicas without a gateway's vtc; leave the weight of traffic.classes out.")
     file = store or default_store()
     Store(file).close()  # fail before the search if the file is unusable
     rate, plan = (0.0, plan_job) if spec.is_offline else (wanted_rate(scenario, spec), _plan_rate)

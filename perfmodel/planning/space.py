@@ -4,7 +4,7 @@ overrides, so that it can be simulated, stored and exported as a scenario."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, TypeVar
@@ -69,6 +69,8 @@ class Layout:
         parts = [f"TP{engine.tensor_parallel_size}", *(f"{name}{size}" for name, size in sizes.items() if size > 1)]
         if engine.enable_expert_parallel:
             parts.append("EP")
+        if "engine.all2all_backend" in self.choices:
+            parts.append(f"{engine.all2all_backend} exchange")
         if engine.enable_dbo:
             parts.append("DBO")
         if engine.quantization:
@@ -442,7 +444,16 @@ class _Candidates:
             raise _RefusedError("beyond budget_usd_per_hour")
         if ratio is not None and layout.scenario.engine.speculative_config is not None:
             raise _RefusedError("speculation beside prefill and decode pools")
+        if ratio is not None:
+            self._once((id(layout), "apart"), lambda: self._check_apart(candidate))
         return candidate
+
+    def _check_apart(self, candidate: Candidate) -> None:
+        """Refuses engines that do not serve as prefill and decode replicas, as with LoRA adapters."""
+        try:
+            self._base.load(replace(candidate, ratio=(1, 1), prefill=None).overrides(1))
+        except SpecError as error:
+            raise _RefusedError(f"prefill and decode pools: {_sentence(error)}") from None
 
     def _layout(self, choices: dict[str, Any]) -> Layout:
         around = {name: self._cluster[name] for name in ("router", "network") if name in self._cluster}
@@ -455,7 +466,7 @@ class _Candidates:
             places = [f"--set {text}: {text.partition('=')[0]}" for text in as_overrides(choices)]
             if any(f"{place}{end}" in str(error) for place in places for end in (": ", ".")):
                 raise
-            raise _RefusedError("the scenario refuses it") from None
+            raise _RefusedError(f"the scenario refuses it: {_sentence(error)}") from None
         engine, spec, is_mixture = scenario.engine, self._spec, has_experts(scenario.model)
         tp, dp = engine.tensor_parallel_size, engine.data_parallel_size
         if engine.num_devices > spec.max_gpus:
@@ -486,6 +497,12 @@ class _Candidates:
             return plan
 
         return self._once((id(layout), seqs, tokens), plan)
+
+
+def _sentence(error: SpecError) -> str:
+    """What `error` says, without the place in the file."""
+    text = str(error).rstrip(".")
+    return text[max(text.find("got "), 0) :]
 
 
 def has_experts(model: ModelSpec) -> bool:

@@ -81,7 +81,7 @@ def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> S
 
 def _prompts_of_a_step(scenario: Scenario) -> StepChoice:
     engine, traffic = scenario.engine, scenario.traffic
-    tokens = round(mean_length(traffic.input_tokens)) if traffic.input_tokens is not None else _DEFAULT_CONTEXT
+    tokens = round(mean_prompt(scenario))
     replicas = max(scenario.cluster.replicas, 1) * engine.data_parallel_size
     in_flight = ceil((traffic.arrivals.concurrency or engine.max_num_seqs * replicas) / replicas)
     count = max(1, min(engine.max_num_batched_tokens // tokens, engine.max_num_seqs, in_flight))
@@ -144,7 +144,9 @@ def _mean_batch(
     own, prompts_per_s, left = rate / replicas, 0.0, 1.0
     if prompt is not None and not scenario.cluster.is_disaggregated:
         prompts_per_s = own
-        left = 1.0 - own * prompt_s(max(1, round(mean_prompt(scenario))))
+        shares_kv = replicas == 1 and scenario.engine.enable_prefix_caching  # the answers of a prompt
+        of_each = own / scenario.traffic.samples_per_prompt if shares_kv else own
+        left = 1.0 - of_each * prompt_s(max(1, round(mean_prompt(scenario))))
     cannot = f"decoding alone cannot keep up with {rate:g} req/s" if left > 0 else "prompts alone take all of the time"
     batch = 1.0
     for _ in range(_MAX_ROUNDS):

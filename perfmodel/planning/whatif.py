@@ -441,6 +441,8 @@ def ask_whatif(
 def _typical(scenario: Scenario) -> tuple[StepSpec, str]:
     costs = step_costs(engine_of_step(scenario))
     choice = typical_step(scenario, lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape))
+    if choice.shape.prefills:  # of a model without answers
+        return StepSpec(prefill=choice.shape.prefills[0][0], prompts=len(choice.shape.prefills)), choice.label
     batch = max(choice.shape.num_decodes, 1)
     where = " on a decode replica" if scenario.cluster.is_disaggregated else ""
     return StepSpec(batch=batch, context=max(choice.shape.decode_context // batch, 1)), choice.label + where

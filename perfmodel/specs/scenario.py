@@ -217,12 +217,14 @@ class Scenario(CheckedSpec):
         for pool in self.pools:
             tiers = pool.engine.kv_offload.secondary_tiers if pool.engine.kv_offload is not None else ()
             model, engine = pool.model or self.model, pool.engine
-            blocks = model.name, engine.tensor_parallel_size, engine.pipeline_parallel_size, engine.kv_block_tokens
+            sizes = engine.tensor_parallel_size, engine.pipeline_parallel_size, engine.kv_block_tokens
+            blocks = model.name, *sizes, *(getattr(engine, name) for name in _SHARED)
             for tier in tiers:
                 if tier.shared and first.setdefault(tier.name, (tier, *blocks)) != (tier, *blocks):
                     yield (
-                        f"got pools that share the store {tier.name} and differ in it, in their model, block_size, "
-                        f"tensor_parallel_size or pipeline_parallel_size; name a store for each kind of blocks"
+                        f"got pools that share the store {tier.name} and differ in it, in their model, its formats, "
+                        f"block_size, tensor_parallel_size or pipeline_parallel_size; name a store for each kind of "
+                        f"blocks"
                     )
 
     @model_validator(mode="after")

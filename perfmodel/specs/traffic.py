@@ -211,6 +211,9 @@ class Conversations(CheckedSpec):
     def _conflicts(self) -> Iterator[str]:
         if self.tool_share and self.tool_time is None:
             yield "got a tool_share without tool_time; give the seconds that a tool takes"
+        for name in ("tool_time", "tool_tokens"):
+            if getattr(self, name) is not None and "tool_share" not in self.model_fields_set:
+                yield f"got {name} without tool_share, the share of the turns that it is for; give that, 0 for none"
 
 
 class Rollouts(Spec):
@@ -383,6 +386,16 @@ class Traffic(CheckedSpec):
         trace, loop, samples = self.trace, self.arrivals.concurrency, self.samples_per_prompt
         if trace is not None and not trace.has_conversations and (trace.repeat or trace.max_pause_s is not None):
             yield f"got repeat or max_pause_s for a trace of {trace.format}; leave them out, conversations have them"
+        if (
+            trace is not None
+            and trace.speedup != 1
+            and self.arrivals.process != "trace"
+            and not trace.has_conversations
+        ):
+            yield (
+                f"got trace.speedup with arrivals of process {self.arrivals.process}, which do not have the trace's "
+                f"gaps; leave it out, or set arrivals.process to trace"
+            )
         if trace is not None and (trace.repeat or 1) > 1 and self.arrivals.process == "trace":
             yield "got trace.repeat with arrivals at the trace's times, which do not repeat; give other arrivals"
         if samples > 1 and (trace is not None or self.conversations is not None or self.classes):

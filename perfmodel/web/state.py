@@ -18,7 +18,7 @@ from perfmodel.errors import SpecError, did_you_mean
 
 _OF_SCENARIOS = (
     *("engine", "traffic", "slo", "cluster", "price", "hardware", "model_changes", "sampling", "plan"),
-    *("expert_routing", "routing", "prompt_compression"),
+    *("overheads", "prompt_compression", "routing", "site"),
 )
 _OF_VIEWS = (
     *("batch", "context", "prefill", "low", "high", "vary", "metric", "against", "devices", "family", "technique"),

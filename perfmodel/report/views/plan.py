@@ -15,18 +15,7 @@ from perfmodel.planning.metrics import ALTERNATIVES, metric_of
 from perfmodel.planning.points import shares_text
 from perfmodel.planning.result import JobPlan, PlanResult
 from perfmodel.planning.space import NO_PRICE
-from perfmodel.report.document import (
-    Block,
-    Commands,
-    Document,
-    Line,
-    Notes,
-    Paragraph,
-    Picture,
-    Sentences,
-    Span,
-    Table,
-)
+from perfmodel.report.document import Block, Commands, Document, Line, Notes, Paragraph, Picture, Sentences, Span, Table
 from perfmodel.report.drawing.charts import Bar, Dot, bars_svg, pareto_svg
 from perfmodel.report.drawing.figures import COLOURS
 from perfmodel.report.numbers import format_duration, format_metric, format_number, format_optional

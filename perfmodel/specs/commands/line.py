@@ -204,10 +204,12 @@ def _pools(readings: Sequence[Reading], roles: Sequence[str], servers: Sequence[
     pools: list[dict[str, Any]] = []
     for role, engine, reading in zip(roles, engines, readings, strict=True):
         own = {key: value for key, value in engine.items() if key not in shared}
-        replicas = reading.get("cluster.replicas") or 1
-        same = next((pool for pool in pools if (pool["role"], pool["engine"]) == (role, own)), None)
+        replicas, scaling = reading.get("cluster.replicas") or 1, reading.get("cluster.autoscaling")
+        pool = {"role": role, "replicas": replicas, "engine": own}
+        pool |= {} if scaling is None else {"autoscaling": scaling}
+        same = next((known for known in pools if {**known, "replicas": replicas} == pool), None)
         if same is None:
-            pools.append({"role": role, "replicas": replicas, "engine": own})
+            pools.append(pool)
         else:
             same["replicas"] += replicas
     first.data |= {"engine": shared, "cluster": {"pools": pools}}

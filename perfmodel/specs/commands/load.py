@@ -9,6 +9,7 @@ from perfmodel.specs.commands.server import Reading
 
 _GOODPUT = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2el": "e2el_ms", "request_latency": "e2el_ms"}
 _SHAREGPT = "chat-sharegpt"
+_OF_IMAGES = ("random-mm", "image")  # names of data sets, of vLLM's and SGLang's
 
 
 def read_load(reading: Reading, command: str, place: str) -> None:
@@ -27,6 +28,8 @@ def read_load(reading: Reading, command: str, place: str) -> None:
             reading.put(f"slo.{_GOODPUT[name]}", _amount(value, f"--goodput {pair}", place), f"--goodput {pair}")
     if reading.take("temperature") == 0:
         reading.put("sampling.method", "greedy", reading.source("temperature"))
+    if (source := reading.source("dataset")).endswith(_OF_IMAGES):
+        reading.unmodelled.append((source, "images of the prompts; give traffic.images"))
     # Lengths of other data than what is sent.
     reading.irrelevant += [source for name in reading.line if (source := reading.source(name))]
 

@@ -38,19 +38,19 @@ def _read(data: Mapping[str, Any]) -> Scaler:
     is_keda, spec = data["kind"] == "ScaledObject", data.get("spec")
     name = f"{data['kind']} {_at(data, 'metadata', 'name')}"
     loads = [*(_triggers(spec) if is_keda else _metrics(spec))]
-    known = [(metric, target) for _, metric, target in loads if metric is not None and target is not None]
-    notes = [f"Not read: {name}: {what}" for what, metric, target in loads if metric is None or target is None]
-    notes += [f"Not read: {name}: {metric} {target:g}; one metric is modelled" for metric, target in known[1:]]
+    known = [load for load in loads if load.metric is not None and load.target is not None]
+    notes = [f"Not read: {name}: {load.what}" for load in loads if load not in known]
+    notes += [f"Not read: {name}: {load.metric} {load.target:g}; one metric is modelled" for load in known[1:]]
     if not known:
         return Scaler(name, None, tuple(notes))
-    fields: dict[str, Any] = dict(zip(("metric", "target"), known[0], strict=True))
+    fields: dict[str, Any] = {"metric": known[0].metric, "target": known[0].target}
     if is_keda:
         fields |= {
             "min_replicas": _at(spec, "minReplicaCount") or 0,
             "max_replicas": _at(spec, "maxReplicaCount") or 100,
         }
         keda = {key: _at(spec, key) for key in ("pollingInterval", "cooldownPeriod")}
-        keda["activationThreshold"] = _quantity(_at(spec, "triggers")[0].get("metadata", {}).get("activationThreshold"))
+        keda["activationThreshold"] = known[0].activation
         fields["keda"] = {key: value for key, value in keda.items() if value is not None}
         behavior = _at(spec, "advanced", "horizontalPodAutoscalerConfig", "behavior")
         if _at(spec, "idleReplicaCount") is not None:
@@ -63,7 +63,13 @@ def _read(data: Mapping[str, Any]) -> Scaler:
     return Scaler(name, fields, tuple(notes))
 
 
-Load = tuple[str, str | None, float | None]  # in words, metric, target
+class Load(NamedTuple):
+    """What a scaler looks at: in words, the metric and its target, None where they are not read."""
+
+    what: str
+    metric: str | None
+    target: float | None
+    activation: float | None = None
 
 
 def _metrics(spec: Any) -> Iterator[Load]:
@@ -72,15 +78,15 @@ def _metrics(spec: Any) -> Iterator[Load]:
         block = _at(item, kind[:1].lower() + kind[1:])
         name = str(_at(block, "metric", "name") or _at(block, "name"))
         metric = _metric(name) if kind in ("Pods", "External") else None
-        yield f"{kind} {name}", metric, _quantity(_at(block, "target", "averageValue"))
+        yield Load(f"{kind} {name}", metric, _quantity(_at(block, "target", "averageValue")))
 
 
 def _triggers(spec: Any) -> Iterator[Load]:
     for item in _at(spec, "triggers") or ():
         kind, query = _at(item, "type"), str(_at(item, "metadata", "query"))
         is_read = kind == "prometheus" and _at(item, "metricType") in (None, "AverageValue") and "avg" not in query
-        target = _quantity(_at(item, "metadata", "threshold"))
-        yield f"trigger {kind} {query[:60]}", _metric(query) if is_read else None, target
+        target, activation = (_quantity(_at(item, "metadata", key)) for key in ("threshold", "activationThreshold"))
+        yield Load(f"trigger {kind} {query[:60]}", _metric(query) if is_read else None, target, activation)
 
 
 def _metric(text: str) -> str | None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -15,6 +15,7 @@ from perfmodel.files.sandbox import is_allowed
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.commands.arguments import Arguments, Given
 from perfmodel.specs.commands.description import ModelledFlag, load_command
+from perfmodel.specs.engine.offload import KvOffload
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
 
@@ -31,6 +32,7 @@ _RIGHT = {"ngram": RIGHT_OF_NGRAMS, "draft_model": 0.7, "medusa": 0.6, "eagle": 
 _FOR_SEVERAL = ("role", "further_rank", "is_further_rank")  # requested by a reader of several servers
 _DEEPEP_MODES = {"normal": "deepep_high_throughput", "low_latency": "deepep_low_latency"}
 _EVERY_STEP = {"dbo_decode_token_threshold": 2, "dbo_prefill_token_threshold": 2}
+_OFFLOADED = {"write_policy": "write_through", "load": "async"}  # vLLM's OffloadingConnector
 _STEPS = 3  # sglang/srt/server_args.py, auto_choose_speculative_params
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "prefill": "prefill", "decode": "decode"}
 
@@ -168,10 +170,12 @@ def complete(reading: Reading, command: str, engine: str) -> None:
 def _vllm(reading: Reading) -> None:
     if gib := reading.take("kv_offloading_gib"):
         source = reading.sources.pop("line.kv_offloading_gib")
-        reading.put("engine.kv_offload.capacity_bytes", int(gib * _GIB / reading.ranks), f"{source}, of all ranks")
-        reading.put("engine.kv_offload.write_policy", "write_through", source)
-        if reading.line.get("draft_model") is None and reading.get(f"{_CONFIG}.method") is None:
-            reading.put("engine.kv_offload.load", "async", source)
+        ranks = reading.ranks * (reading.get("engine.pipeline_parallel_size") or 1)
+        reading.put("engine.kv_offload.capacity_bytes", int(gib * _GIB / ranks), f"{source}, of all ranks")
+        has_drafts = reading.line.get("draft_model") is not None or reading.get(f"{_CONFIG}.method") is not None
+        for name, value in _OFFLOADED.items():
+            if name != "load" or not has_drafts:  # loads beside steps are not modelled with drafts
+                reading.put(f"engine.kv_offload.{name}", value, source)
     model = reading.line.get("draft_model")
     if reading.get(f"{_CONFIG}.method") is None and model is not None:
         # vllm/config/speculative.py: by what its name has in it
@@ -417,7 +421,8 @@ def server_settings(engine: EngineSpec, model: ModelSpec, command: str) -> Setti
 def _vllm_settings(_: Settings, engine: EngineSpec) -> Settings:
     if engine.kv_offload is None:
         return {}
-    gib = engine.kv_offload.capacity_bytes * engine.tensor_parallel_size / _GIB  # of all ranks (vllm/config/cache.py)
+    ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size  # vllm/config/vllm.py, num_kv_ranks
+    gib = engine.kv_offload.capacity_bytes * ranks / _GIB
     return {"kv-offloading-size": f"{gib:.10g}"}
 
 
@@ -476,7 +481,8 @@ _DRAFTS_OF = {"vllm": _vllm_drafts, "sglang": _sglang_drafts, "trtllm": _trtllm_
 
 
 def left_out_fields(engine: EngineSpec, model: ModelSpec, command: str = "vllm") -> list[str]:
-    """Explicit fields of `engine` without which the settings of `command` would be the same."""
+    """Explicit fields of `engine` without which the settings of `command` would be the same, and those of `kv_offload`
+    that its one argument does not stand for."""
     settings, described = server_settings(engine, model, command), engine.described.facts.defaults
 
     def is_silent(name: str) -> bool:
@@ -484,7 +490,17 @@ def left_out_fields(engine: EngineSpec, model: ModelSpec, command: str = "vllm")
         is_default = value in (default, dict(described).get(name))
         return not is_default and server_settings(engine.model_copy(update={name: default}), model, command) == settings
 
-    return sorted(filter(is_silent, engine.model_fields_set - {"version", "profile"}))
+    silent = [*filter(is_silent, engine.model_fields_set - {"version", "profile"})]
+    return sorted([*silent, *(() if "kv_offload" in silent else _unsaid_of_offload(engine, command))])
+
+
+def _unsaid_of_offload(engine: EngineSpec, command: str) -> Iterator[str]:
+    if engine.kv_offload is not None:
+        stands_for: Settings = {}
+        if command == "vllm":
+            stands_for = _OFFLOADED if engine.speculative_config is None else _OFFLOADED | {"load": "step"}
+        plain = KvOffload(capacity_bytes=engine.kv_offload.capacity_bytes, **stands_for)
+        yield from (f"kv_offload.{name}" for name, value in engine.kv_offload if value != getattr(plain, name))
 
 
 @cache

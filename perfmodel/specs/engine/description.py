@@ -93,7 +93,7 @@ class GraphRules(Spec):
         """All capture sizes up to `most` tokens, ascending."""
         sizes_up = [size for size in self.sizes if size <= most]
         ends = [*(entry.first for entry in self.ranges[1:]), most + 1]
-        for item, end in zip(self.ranges, ends, strict=True):
+        for item, end in zip(self.ranges, ends, strict=False):  # without ranges there is an end alone
             sizes_up += range(item.first, min(end, most + 1), item.step)
         return tuple(sizes_up)
 

@@ -113,9 +113,11 @@ def _shown(value: Any) -> str:
 def refuse_missing_units(engine: EngineSpec, hardware: HardwareSpec) -> None:
     """Raise ValueError for several slices of a GPU as ranks of one engine, unavailable TF32, FP16 accumulation of
     non-FP16 products, or FlashAttention-3 off Hopper."""
-    if hardware.is_slice and (engine.num_devices > 1):
+    drafts = engine.speculative_config
+    num_devices = engine.num_devices * (2 if drafts is not None and drafts.has_own_device else 1)
+    if hardware.is_slice and num_devices > 1:
         raise ValueError(
-            f"got {engine.num_devices} devices for an engine on {hardware.name}, and slices of a GPU exchange nothing "
+            f"got {num_devices} devices for an engine on {hardware.name}, and slices of a GPU exchange nothing "
             f"with each other; use one, as engine.tensor_parallel_size=1, and more replicas"
         )
     if engine.flash_attn_version == 3 and not find_architecture(hardware.declared.architecture).has_wgmma:

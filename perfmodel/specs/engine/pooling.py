@@ -78,7 +78,12 @@ def answer_conflicts(traffic: Traffic, model: ModelSpec, pools: Sequence[PoolSpe
         yield ("cluster", "pools"), f"got {name} beside models that answer otherwise; simulate text and vectors apart"
     if is_text:
         return
-    if traffic.has_conversations:
-        yield ("traffic", "conversations"), f"got conversations with {name}, which returns no text; leave them out"
+    of_text = {
+        "conversations": traffic.has_conversations,
+        "rollouts": traffic.rollouts is not None,
+        "samples_per_prompt": traffic.samples_per_prompt > 1,
+    }
+    for field in (field for field, is_given in of_text.items() if is_given):
+        yield ("traffic", field), f"got {field} with {name}, which returns no text; leave it out"
     if any(pool.role != "unified" for pool in pools):
         yield ("cluster", "pools"), f"got prefill and decode pools for {name}, whose requests only have prompts"

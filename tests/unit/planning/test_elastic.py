@@ -15,7 +15,8 @@ DAY = "llama-3.1-8b-h100-day"
 FEW = ("plan.finalists=1", "plan.seeds=1", "plan.num_requests=300", "plan.confidence=0")
 STAGES = "[{rate: 3, duration_s: 60}, {rate: 20, duration_s: 80}, {rate: 3, duration_s: 80}]"
 SCALING = (
-    "{target: 20, max_replicas: 6, cold_start_s: 5, interval_s: 5, scrape_interval_s: 5, keda: {pollingInterval: 20}"
+    "{target: 20, min_replicas: 2, max_replicas: 6, cold_start_s: 5, interval_s: 5, scrape_interval_s: 5, "
+    "keda: {pollingInterval: 20, activationThreshold: 3}"
 )
 WINDOW = "hpa: {behavior: {scaleDown: {stabilizationWindowSeconds: 15}}}}"
 
@@ -70,6 +71,7 @@ def test_the_exported_scaled_object_has_the_threshold_and_the_windows(result):
     best = result.elasticity.best
     assert best is not None
     assert float(spec["triggers"][0]["metadata"]["threshold"]) == pytest.approx(best.target, rel=1e-2)
-    assert (spec["pollingInterval"], spec["maxReplicaCount"]) == (20, 6)
+    assert (spec["pollingInterval"], spec["minReplicaCount"], spec["maxReplicaCount"]) == (20, 2, 6)
+    assert spec["triggers"][0]["metadata"]["activationThreshold"] == "3"
     behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior == {"scaleDown": {"stabilizationWindowSeconds": 15}}

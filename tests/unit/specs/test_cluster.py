@@ -130,6 +130,7 @@ def test_a_start_with_eager_steps_captures_no_graphs(scenario_file: Write) -> No
         engine = load(scenario_file, autoscaling, f"engine.enforce_eager={eager}").engine
         starts.append(engine.num_graphs)
     assert starts[0] == 0 < starts[1]
+    assert load(scenario_file, autoscaling, "engine.profile=llamacpp").engine.num_graphs == 0  # it has none
 
 
 def test_fields_of_kubernetes_may_be_written_as_there(scenario_file: Write) -> None:

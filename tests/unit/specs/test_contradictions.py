@@ -7,6 +7,9 @@ from perfmodel.planning.typical_step import estimate_choice
 from perfmodel.specs import load_scenario
 
 SCENARIO = "llama-3.1-8b-a100"
+_FAR = "{name: far, shared: true, read_bandwidth_bytes_per_s: 1e9}"
+HALF = f"share: 0.5, engine: {{kv_offload: {{capacity_bytes: 1e10, secondary_tiers: [{_FAR}]}}"
+THREE = "{distribution: fixed, value: 3}"
 
 
 @pytest.mark.parametrize(
@@ -19,11 +22,40 @@ SCENARIO = "llama-3.1-8b-a100"
             "traffic.classes=[{name: chat, share: 0.5}, {name: chat, share: 0.5}]",
             "got 'chat' as the name of more than one class",
         ),
+        (
+            f"traffic.conversations={{turns: {THREE}, tool_tokens: {THREE}}}",
+            "got tool_tokens without tool_share, the share of the turns that it is for",
+        ),
+        (
+            "traffic={trace: {path: TRACE, format: csv, speedup: 2}, arrivals: {process: burst}}",
+            r"got trace\.speedup with arrivals of process burst, which do not have the trace's gaps",
+        ),
+        (
+            f"cluster.pools=[{{{HALF}, kv_cache_dtype: fp8}}}}, {{{HALF}}}}}]",
+            "got pools that share the store far and differ in it, in their model, its formats",
+        ),
     ],
 )
-def test_it_is_refused(change, sentence):
+def test_it_is_refused(tmp_path, change, sentence):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,8,8\n")
     with pytest.raises(SpecError, match=sentence):
-        load_scenario(SCENARIO, [change])
+        load_scenario(SCENARIO, [change.replace("TRACE", str(trace))])
+
+
+def test_tools_that_no_turn_takes_may_stay_where_the_share_is_said():
+    tools = "turns: {distribution: fixed, value: 3}, tool_share: 0, tool_time: {mean_s: 2}"
+    assert load_scenario(SCENARIO, [f"traffic.conversations={{{tools}}}"]).traffic.conversations.tool_share == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [("traffic.samples_per_prompt=4", "samples_per_prompt"), ("traffic.rollouts={iterations: 2}", "rollouts")],
+)
+def test_a_model_without_text_has_no_answers_to_take_several_of(change, field):
+    burst = ["model=qwen3-embedding-0.6b", "traffic.arrivals={process: burst}"]
+    with pytest.raises(SpecError, match=f"got {field} with qwen3-embedding-0.6b, which returns no text"):
+        load_scenario(SCENARIO, [*burst, change])
 
 
 @pytest.mark.parametrize(

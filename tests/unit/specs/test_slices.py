@@ -60,6 +60,10 @@ def test_a_model_that_does_not_fit_a_slice_is_refused():
 def test_slices_do_not_share_a_model():
     with pytest.raises(SpecError, match="slices of a GPU exchange nothing"):
         load_scenario("llama-3.1-8b-a100", ["hardware=h100:3g.40gb", "engine.tensor_parallel_size=2"])
+    drafter = "method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 3, acceptance: {rate: 0.7}"
+    own = f"engine.speculative_config={{{drafter}, pipelined: true, has_own_device: true}}"
+    with pytest.raises(SpecError, match="got 2 devices for an engine"):
+        load_scenario("llama-3.1-8b-a100", ["hardware=h100:3g.40gb", own])
 
 
 def test_two_models_on_one_gpu_are_pools_of_slices():

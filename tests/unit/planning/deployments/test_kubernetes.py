@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from perfmodel.planning.export import kubernetes_manifest
+from perfmodel.planning.export import compose_file, dynamo_manifest, kubernetes_manifest
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
 
@@ -163,3 +163,15 @@ def test_object_names_are_valid_labels_for_any_model_name() -> None:
         given = given.model_copy(update={"model": replace(given.model, name=name)})
         for manifest in objects(kubernetes_manifest(given)):
             assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", manifest["metadata"]["name"])
+
+
+def test_a_slice_asks_for_the_slice_and_not_for_the_gpu() -> None:
+    """NVIDIA's device plugin, strategy `mixed`: nvidia.com/mig-<profile>; compose and Dynamo count whole GPUs."""
+    slices = scenario("hardware=h100:3g.40gb", "cluster.replicas=2")
+    deployment, _ = objects(kubernetes_manifest(slices))
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/mig-3g.40gb": 1}
+    whole = scenario("hardware=h100", "cluster.replicas=2")
+    for write in (compose_file, dynamo_manifest):
+        assert write(whole)
+        assert not write(slices)

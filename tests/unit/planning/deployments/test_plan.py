@@ -402,3 +402,10 @@ def test_what_is_exported_simulates_to_the_plans_own_answer(
         assert "1 x h100-sxm-80gb" in lines
         assert "1 x a100-sxm-80gb" in lines
         assert "--max-num-batched-tokens 1024" in lines
+
+
+def test_a_plan_refuses_weights_of_tenants_which_only_a_gateway_reads(tmp_path: Path) -> None:
+    gateway = "cluster.gateway={max_outstanding: 8, max_queue: 8, scheduling_policy: vtc}"
+    tenants = "traffic.classes=[{name: a, share: 0.5}, {name: b, share: 0.5, weight: 2}]"
+    with pytest.raises(SpecError, match="leave the weight of traffic"):
+        make_plan("llama-3.1-8b-a100", (gateway, tenants), tmp_path / "points.sqlite")

@@ -128,3 +128,21 @@ def test_the_result_names_the_assumed_acceptance(given: bool) -> None:
         (block,) = blocks
         assert isinstance(block, Paragraph)
         assert "mtp with 85% of drafted tokens right" in str(block)
+
+
+def test_what_pools_refuse_is_ruled_out_there_and_served_by_unified_replicas() -> None:
+    """A mixture of experts is tried in both ways by default; a tier for KV is not modelled in decode pools."""
+    space = space_of("qwen3-30b-a3b-h100", ("engine.kv_offload={capacity_bytes: 1e10}",), tensor_parallel_size=(2,))
+    assert space.candidates
+    assert all(candidate.ratio is None for candidate in space.candidates)
+    assert any(reason.startswith("prefill and decode pools: got kv_offload in a decode") for reason in space.ruled_out)
+
+
+def test_candidates_that_differ_in_the_exchange_are_called_so() -> None:
+    """Fronts and tables know candidates by their labels: no two may share one."""
+    backends = ("deepep_low_latency", "deepep_high_throughput")
+    sizes = {"tensor_parallel_size": (1,), "data_parallel_size": (8,), "enable_expert_parallel": (True,)}
+    space = space_of("deepseek-v3-h200", **sizes, all2all_backend=backends, speculation=(None,))
+    labels = [candidate.label for candidate in space.candidates]
+    assert len(labels) == len(set(labels)) > 1
+    assert {label.split(" exchange")[0].split(", ")[-1] for label in labels} == set(backends)

@@ -9,9 +9,11 @@ from typer.testing import CliRunner
 from perfmodel.cli import app
 from perfmodel.errors import SpecError
 from perfmodel.planning.points import evaluate
+from perfmodel.planning.typical_step import estimate_choice
 from perfmodel.planning.whatif import ask_whatif, payoffs
 from perfmodel.report.document import pictures_of
 from perfmodel.report.views.whatif import whatif_sentences, whatif_view
+from perfmodel.specs import load_scenario
 
 NAME = "llama-3.1-8b-a100"
 FEW = ("traffic.num_requests=60",)
@@ -160,3 +162,12 @@ def test_mistakes_are_one_sentence(arguments, says):
     done = CliRunner().invoke(app, ["whatif", NAME, *arguments])
     assert done.exit_code == 2
     assert says in done.stderr
+
+
+def test_what_bounds_a_step_of_vectors_is_said_of_its_prompts():
+    """As many prompts as `explain` has, whatever a single decode would be bound by."""
+    found = ask_whatif("arctic-embed-m-h200", ["overheads.host=0.5x,2x"], FEW, ("mean_ttft_ms",), workers=1)
+    own = estimate_choice(load_scenario("arctic-embed-m-h200", FEW))
+    assert (found.step.prefill, found.step.prompts, found.step.batch) == (512, 16, 0)
+    assert found.step_bound == own.estimate.bound
+    assert found.largest_batch == 0

@@ -44,6 +44,24 @@ def test_replicas_share_an_open_rate_and_a_closed_loop():
     assert [batch_of(1.0, 1000, 400, f"cluster.replicas={n}", loop) for n in (1, 2, 4)] == [40, 20, 10]
 
 
+def test_answers_of_a_prompt_share_its_time():
+    """Of 8 answers a second two share a prompt: 4 of 0.1 s a second take as much as those of 4 requests/s do."""
+    tpot_s = 1 / (8 + (1 - 0.4) / DECODE_S)
+    assert batch_of(8.0, 1000, 400, "traffic.samples_per_prompt=2") == pytest.approx(8 * 400 * tpot_s, abs=1)
+    alone = "engine.enable_prefix_caching=false"
+    assert batch_of(8.0, 1000, 400, "traffic.samples_per_prompt=2", alone) == batch_of(8.0, 1000, 400)
+
+
+def test_a_vector_s_prompt_counts_with_its_images():
+    """960 x 672 pixels are 30 x 21 tokens of 32 x 32 pixels, between two marks (Qwen3-VL)."""
+    sets = ["model=qwen3-vl-4b", "engine.runner=pooling", "traffic.input_tokens={distribution: fixed, value: 100}"]
+    plain, with_images = (
+        typical_step(load_scenario("llama-3.1-8b-a100", [*sets, *more]), lambda _: DECODE_S).shape.prefills[0][0]
+        for more in ((), ("traffic.images={sizes: 960x672}",))
+    )
+    assert with_images - plain == pytest.approx(30 * 21 + 2)
+
+
 def test_stages_of_a_rate_are_averaged_over_time():
     """Ten minutes of 2 requests/s and one of 13 are 3 requests/s on average."""
     stages = "traffic.arrivals={stages: [{rate: 2, duration_s: 600}, {rate: 13, duration_s: 60}]}"

@@ -53,6 +53,10 @@ def engine(text: str) -> dict[str, Any]:
         ("-q fp8", {"quantization": "fp8"}),
         ("--all2all-backend naive", {"all2all_backend": "allgather_reducescatter"}),
         ("--kv-offloading-size 64 -tp 4", {"tensor_parallel_size": 4, "kv_offload": OFFLOADED}),
+        (
+            "--kv-offloading-size 64 -tp 2 -pp 2",
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "kv_offload": OFFLOADED},
+        ),
         ("""--eplb-config '{"num_redundant_experts": 32}'""", {"eplb_config": {"num_redundant_experts": 32}}),
         ("--max-num-seqs 8 --max-num-seqs 16", {"max_num_seqs": 16}),
         ("--max_num_seqs='8'", {"max_num_seqs": 8}),
@@ -338,6 +342,22 @@ spec:
         with pytest.raises(SpecError, match=said) as raised:
             read(manifest % args)
         assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        ("vllm bench serve --dataset-name random-mm --random-mm-base-items-per-request 2", "per-request 2"),
+        ("python -m sglang.bench_serving --dataset-name image --image-count 3", "--image-count 3"),
+    ],
+)
+def test_images_of_a_load_test_are_warned_of(load: str, said: str) -> None:
+    found = read(f"{SERVE} &\n{load} --request-rate 2")
+    warned = dict(found.unmodelled)
+    assert set(warned.values()) == {"images of the prompts; give traffic.images"}
+    assert len(warned) == 2  # the data set, and what there is of it
+    assert any(what.endswith(said) for what in warned)
+    assert not any("image" in what or "mm" in what for what in found.irrelevant)
 
 
 def test_equal_servers_and_pairs() -> None:

@@ -102,3 +102,13 @@ def test_the_models_own_prediction_head_is_vllms_mtp(model: str, method: str) ->
     drafts = {"method": "eagle", "num_speculative_tokens": 1, "acceptance": {"rate": 0.8}}
     arguments = engine_arguments(EngineSpec(speculative_config=drafts), load_model(model))
     assert json.loads(arguments[arguments.index("--speculative-config") + 1])["method"] == method
+
+
+def test_what_a_flag_for_a_tier_does_not_say_is_named() -> None:
+    """--kv-offloading-size is vLLM's connector: written through, loaded beside steps, no stores behind it."""
+    block: dict[str, Any] = {"capacity_bytes": 2**36, "write_policy": "write_through", "load": "async"}
+    model = load_model("llama-3.1-8b")
+    assert left_out_fields(EngineSpec.model_validate({"kv_offload": block}), model) == []
+    block |= {"write_policy": "write_back", "secondary_tiers": [{"read_bandwidth_bytes_per_s": 1e9}]}
+    unsaid = left_out_fields(EngineSpec.model_validate({"kv_offload": block}), model)
+    assert unsaid == ["kv_offload.secondary_tiers", "kv_offload.write_policy"]

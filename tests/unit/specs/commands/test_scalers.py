@@ -83,11 +83,33 @@ def test_a_scaled_object_is_read_with_its_defaults(tmp_path):
     assert spec.hpa.behavior.scale_up.stabilization_window_seconds == 30
 
 
+def test_the_threshold_of_a_trigger_that_is_not_read_is_not_taken_for_another_s():
+    other = '{type: cpu, metadata: {value: "60", activationThreshold: "50"}}'
+    found = read(SERVER, KEDA.replace("QUERY", "sum(vllm:num_requests_waiting)").replace("- {", f"- {other}\n    - {{"))
+    assert found.data["cluster"]["autoscaling"]["keda"]["activationThreshold"] == 2
+    assert found.notes == ("Not read: ScaledObject from-zero: trigger cpu None",)
+
+
 @pytest.mark.parametrize("query", ["avg(vllm:num_requests_waiting)", "sum(rate(vllm:generation_tokens_total[1m]))"])
 def test_what_a_trigger_asks_and_is_not_modelled_is_a_note(query):
     found = read(SERVER, KEDA.replace("QUERY", query))
     assert "cluster" not in found.data
     assert found.notes == (f"Not read: ScaledObject from-zero: trigger prometheus {query}",)
+
+
+def test_a_pair_s_autoscalers_are_those_of_its_pools(tmp_path):
+    config = '"--kv-transfer-config", \'{"kv_connector": "NixlConnector", "kv_role": "%s"}\']'
+    roles = {"prefiller": "kv_producer", "llama": "kv_consumer"}
+    pair = [
+        SERVER.replace("name: llama", f"name: {name}").replace('Instruct"]', f'Instruct", {config % role}')
+        for name, role in roles.items()
+    ]
+    found = read(*pair, HPA.replace("METRIC", "vllm_num_requests_waiting").replace("VALUE", "4"))
+    file = tmp_path / "read.yaml"
+    file.write_text(dump_yaml({**found.data, "traffic": "azure-conversation"}))
+    prefill, decode = load_scenario(file).cluster.pools
+    assert prefill.autoscaling is None
+    assert (decode.role, decode.autoscaling.metric, decode.autoscaling.max_replicas) == ("decode", "queue", 8)
 
 
 def test_an_autoscaler_of_something_else_is_left_alone():
