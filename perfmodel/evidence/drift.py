@@ -191,7 +191,7 @@ def _of_mean(summary: Mapping[str, Any], metric: str, requests: float) -> tuple[
 
 def _gap(summary: Mapping[str, Any], observed: Observed) -> float:
     """Mean distance of the logarithms of all means."""
-    return sum(abs(log(value / summary[metric])) for metric, value in observed.means.items()) / len(_MEANS)
+    return sum(abs(log(value / summary[metric])) for metric, value in observed.means.items()) / len(observed.means)
 
 
 def _from_drafts(rate: float, depth: int) -> float:

@@ -62,6 +62,7 @@ _MODELS = {
 }
 _MINIMAX_HIDDEN, _MINIMAX_KV_HEADS, _MINIMAX_KEYS, _HEAD = 6144, 4, 2048, 128
 _ALL = 1e12  # keys
+_LONGEST_S = 5e-3  # of a launch, where a search begins: only prompts take longer
 _CHUNK = 64  # tokens of a gated delta rule's chunk
 
 
@@ -233,7 +234,7 @@ def _fit(groups: Groups) -> ModuleFit:
     free = tuple(name for name in (*_FREE, *_ALSO_FREE) if not lacks.get(name))
     if len({group.device.has_own_host for group in groups}) > 1:
         free = (*free, "on_own_host")
-    least = float(np.quantile(seconds_of(groups), 0.02))
+    least = min(float(np.quantile(seconds_of(groups), 0.02)), _LONGEST_S)
     begin = {
         "launch_s": max(0.5 * least, 1e-6),
         "floor_s": max(0.9 * least, 1e-6),

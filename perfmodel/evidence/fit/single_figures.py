@@ -27,6 +27,7 @@ from perfmodel.cost.kernel_models.messages import collective
 from perfmodel.cost.kernel_models.overheads import OverheadFits, OverPcieFit
 from perfmodel.cost.steps.host import launching_calls
 from perfmodel.errors import SpecError
+from perfmodel.evidence.fit.collectives import FEWEST_EXCHANGES
 from perfmodel.evidence.fit.kernels import Floats, fit_form, residuals_of
 from perfmodel.evidence.observation import MALFORMED
 from perfmodel.files.sandbox import read_rows
@@ -37,7 +38,6 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.networks import Link
 
 RowT = TypeVar("RowT")
-_FEWEST = 6  # rows of a direction, twice the parameters
 
 
 class ExchangeRow(NamedTuple):
@@ -74,8 +74,9 @@ def fit_exchanges(rows: Sequence[ExchangeRow], begin: ExchangeFits) -> ExchangeF
 
 def _fit_exchange(exchange: str, rows: Sequence[ExchangeRow], begin: collective.ExchangeFit) -> collective.ExchangeFit:
     members = [row for row in rows if row.exchange == exchange]
-    if len(members) < _FEWEST:
-        raise SpecError(f"got {len(members)} rows of exchange {exchange}; a fit needs at least {_FEWEST} of each.")
+    if len(members) < FEWEST_EXCHANGES:
+        needed = f"a fit needs at least {FEWEST_EXCHANGES} of each"
+        raise SpecError(f"got {len(members)} rows of exchange {exchange}; {needed}.")
     wire_s, measured = (np.array([getattr(row, name) for row in members]) for name in ("wire_s", "seconds"))
 
     def seconds(candidate: collective.ExchangeFit, chosen: NDArray[np.int64]) -> Floats:

@@ -87,7 +87,10 @@ class RecordedCase(Spec):
     @field_validator("steps", mode="before")
     @classmethod
     def _each_by_itself(cls, steps: Any) -> Any:
-        return [step for recorded in steps for step in _expanded(recorded)] if isinstance(steps, list) else steps
+        try:
+            return [step for recorded in steps for step in _expanded(recorded)]
+        except TypeError:
+            raise ValueError("expected [step, grants, preempted requests] and perhaps how often it repeats") from None
 
 
 def _expanded(recorded: Any) -> Iterator[Any]:
@@ -353,8 +356,7 @@ class _Transfers:
 
     def pass_outcome(self, scheduler: Scheduler, finished: Iterable[Request]) -> None:
         """Advance by one outcome, with which `finished` requests ended."""
-        for request in sorted(self.under_way, key=attrgetter("request_id")):
-            self.under_way[request] -= 1
+        self.under_way = {request: left - 1 for request, left in self.under_way.items()}
         over = [request for request, left in self.under_way.items() if not left]
         for request in sorted(over, key=attrgetter("request_id")):
             del self.under_way[request]

@@ -4,14 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.errors import SpecError
 from perfmodel.evidence.breakdown import why
+from perfmodel.evidence.fit.kernels import predict
+from perfmodel.evidence.fit.modules import WHOLE
 from perfmodel.evidence.kinds.operators import validate_operators
-from perfmodel.evidence.sources.kernels import read_table
+from perfmodel.evidence.sources.kernels import KernelTable, read_table
 from perfmodel.evidence.sources.recorded import read_request_log, read_serving_runs
 from perfmodel.evidence.sources.steady import read_steady_states
+from perfmodel.specs import load_hardware
 
 
 @pytest.mark.parametrize("entry", [3, "x", [], {"id": "a", "workload": 0.5}, {"id": "a", "workload": {"stages": 3}}])
@@ -42,6 +47,16 @@ def test_a_log_with_an_impossible_engine_is_refused_in_one_line(tmp_path: Path, 
     with pytest.raises(SpecError, match=r"meta.json: its description is incomplete: .*max_num_seqs") as refused:
         read_request_log(folder.parent, tmp_path)
     assert "\n" not in str(refused.value)
+
+
+def test_a_module_timed_at_long_prompts_alone_is_fitted() -> None:
+    """The quickest of its rows takes longer than any launch, where the search began."""
+    tokens = np.array([4e5, 8e5, 1.6e6])
+    texts = {"bmm_dtype": "bfloat16", "kernel_source": "any", "engine_version": "vllm 0.14"}
+    columns = {name: np.full(len(tokens), text) for name, text in texts.items()}
+    columns |= {"num_tokens": tokens, "num_heads": np.full(len(tokens), 128.0), "latency_ms": tokens / 4e3}
+    (group,) = WHOLE.groups(KernelTable("a100_sxm", "mla_bmm", columns), DeviceFacts.of(load_hardware("a100-sxm-80gb")))
+    assert predict(group, WHOLE.fit([group])) == pytest.approx(group.seconds, rel=0.1)
 
 
 GEMM = {"m": 64, "n": 4096, "k": 4096, "gemm_dtype": "bfloat16", "kernel_source": "any", "engine_version": "vllm 0.14"}

@@ -61,6 +61,7 @@ def test_the_badge_counts_rows_like_the_answer(measured):
             "speculation",
         ),
         ({"engine.kv_offload": {"capacity_bytes": 10**10}}, "a second tier of KV"),
+        ({"engine.runner": "pooling", "traffic.output_tokens": None}, "vectors or scores"),
     ],
 )
 def test_what_no_row_has_is_not_validated_by_rows_without_it(measured, changes, what):
