@@ -247,9 +247,9 @@ class Origin:
         """`what`, such as "1,000 kernel times", and who measured it."""
         return f"{what} published by {self.publisher}"
 
-    def command(self, engine: str) -> str:
-        """The command that fits measurements of this kind."""
-        return f"perfmodel calibrate --from <{self.kind}> --engine {engine}"
+    def command(self, flags: str) -> str:
+        """The command that fits measurements of this kind, with these flags."""
+        return f"perfmodel calibrate --from <{self.kind}> {flags}"
 
 
 KERNEL_TABLES = Origin("kernel tables", "ai-dynamo/aiconfigurator (Apache-2.0)")
