@@ -124,6 +124,13 @@ def moved(fit: FitT, logs: Mapping[str, float]) -> FitT:
     return fit.model_copy(update=values)
 
 
+def within_ranges(kind: type[FitT], values: Mapping[str, Any]) -> FitT:
+    """A fit with `values`, those of parameters moved into their plausible ranges: where a search begins."""
+    plain = kind()
+    inside = {name: float(np.clip(values[name], *_range(plain, name))) for name in values if _has_range(plain, name)}
+    return kind(**{**values, **inside})
+
+
 def seconds_of(groups: Groups) -> Floats:
     """Measured seconds of all rows."""
     return np.concatenate([group.seconds for group in groups])

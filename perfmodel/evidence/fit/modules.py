@@ -20,7 +20,7 @@ from perfmodel.cost.kernel_models.attention.prefill import PrefillSizes
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.module import ModuleFit, ModuleSizes
 from perfmodel.evidence.fit.attention import PROMPTS
-from perfmodel.evidence.fit.kernels import Groups, KernelModule, fit_groups, seconds_of
+from perfmodel.evidence.fit.kernels import Groups, KernelModule, fit_groups, seconds_of, within_ranges
 from perfmodel.evidence.sources.kernels import (
     Group,
     KernelTable,
@@ -62,7 +62,6 @@ _MODELS = {
 }
 _MINIMAX_HIDDEN, _MINIMAX_KV_HEADS, _MINIMAX_KEYS, _HEAD = 6144, 4, 2048, 128
 _ALL = 1e12  # keys
-_LONGEST_S = 5e-3  # of a launch, where a search begins: only prompts take longer
 _CHUNK = 64  # tokens of a gated delta rule's chunk
 
 
@@ -234,7 +233,7 @@ def _fit(groups: Groups) -> ModuleFit:
     free = tuple(name for name in (*_FREE, *_ALSO_FREE) if not lacks.get(name))
     if len({group.device.has_own_host for group in groups}) > 1:
         free = (*free, "on_own_host")
-    least = min(float(np.quantile(seconds_of(groups), 0.02)), _LONGEST_S)
+    least = float(np.quantile(seconds_of(groups), 0.02))
     begin = {
         "launch_s": max(0.5 * least, 1e-6),
         "floor_s": max(0.9 * least, 1e-6),
@@ -246,7 +245,7 @@ def _fit(groups: Groups) -> ModuleFit:
         {**begin, "launch_s": max(0.9 * least, 1e-6), "tensor_fraction": 0.05, "kv_fraction": 0.1},
         {**begin, "tensor_fraction": 0.8, "index_fraction": 1.5, "kv_fraction": 2.0, "knee": 1.2},
     )
-    return fit_groups(groups, ModuleFit(**begin), free=free, starts=starts, most_rows=_MAX_ROWS)
+    return fit_groups(groups, within_ranges(ModuleFit, begin), free=free, starts=starts, most_rows=_MAX_ROWS)
 
 
 def _encoder_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:

@@ -11,7 +11,7 @@ from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.errors import SpecError
 from perfmodel.evidence.breakdown import why
 from perfmodel.evidence.fit.kernels import predict
-from perfmodel.evidence.fit.modules import WHOLE
+from perfmodel.evidence.fit.systems import MODULES
 from perfmodel.evidence.kinds.operators import validate_operators
 from perfmodel.evidence.sources.kernels import KernelTable, read_table
 from perfmodel.evidence.sources.recorded import read_request_log, read_serving_runs
@@ -49,14 +49,21 @@ def test_a_log_with_an_impossible_engine_is_refused_in_one_line(tmp_path: Path, 
     assert "\n" not in str(refused.value)
 
 
-def test_a_module_timed_at_long_prompts_alone_is_fitted() -> None:
+SLOW = {
+    "mla_bmm": {"bmm_dtype": "bfloat16", "num_heads": 128.0},
+    "gemm": {"gemm_dtype": "bfloat16", "n": 65536.0, "k": 8192.0},
+}
+
+
+@pytest.mark.parametrize(("op", "tokens", "per_ms"), [("mla_bmm", "num_tokens", 4e3), ("gemm", "m", 150)])
+def test_a_kernel_timed_at_long_prompts_alone_is_fitted(op: str, tokens: str, per_ms: float) -> None:
     """The quickest of its rows takes longer than any launch, where the search began."""
-    tokens = np.array([4e5, 8e5, 1.6e6])
-    texts = {"bmm_dtype": "bfloat16", "kernel_source": "any", "engine_version": "vllm 0.14"}
-    columns = {name: np.full(len(tokens), text) for name, text in texts.items()}
-    columns |= {"num_tokens": tokens, "num_heads": np.full(len(tokens), 128.0), "latency_ms": tokens / 4e3}
-    (group,) = WHOLE.groups(KernelTable("a100_sxm", "mla_bmm", columns), DeviceFacts.of(load_hardware("a100-sxm-80gb")))
-    assert predict(group, WHOLE.fit([group])) == pytest.approx(group.seconds, rel=0.1)
+    counts = np.array([4e5, 8e5, 1.6e6])
+    columns = {name: np.full(len(counts), value) for name, value in {**SLOW[op], "kernel_source": "any"}.items()}
+    columns |= {"engine_version": np.full(len(counts), "vllm 0.14"), tokens: counts, "latency_ms": counts / per_ms}
+    table = KernelTable("a100_sxm", op, columns)
+    (group,) = MODULES[op].groups(table, DeviceFacts.of(load_hardware("a100-sxm-80gb")))
+    assert predict(group, MODULES[op].fit([group])) == pytest.approx(group.seconds, rel=0.1)
 
 
 GEMM = {"m": 64, "n": 4096, "k": 4096, "gemm_dtype": "bfloat16", "kernel_source": "any", "engine_version": "vllm 0.14"}
