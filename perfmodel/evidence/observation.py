@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from perfmodel.cores import num_processes
 from perfmodel.errors import PerfmodelError, SpecError
@@ -198,6 +199,12 @@ def described(entries: Iterable[tuple[str, Any]], row_of: Callable[[str, Any], R
             what = f"{error.args[0]!r} is missing, or is none of the known values." if is_key else error
             left_out.append((name, f"its description is incomplete: {what}"))
     return rows, left_out
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where, and what is wrong there."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def named(entries: Iterable[Entry]) -> Iterable[tuple[str, Entry]]:

@@ -45,6 +45,7 @@ from perfmodel.engine import (
 )
 from perfmodel.engine.tiered_blocks import TieredBlocks
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.evidence.observation import first_problem
 from perfmodel.files.base import Spec
 from perfmodel.kv_groups import KVGroup
 from perfmodel.renderable import Renderable, columns_of
@@ -151,9 +152,7 @@ def validate_plans(path: str, progress: Callable[[int, int | None], None] | None
         try:
             case = RecordedCase.model_validate(raw)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise SpecError(f"{path}: case {number}: {where}: {first['msg']}") from None
+            raise SpecError(f"{path}: case {number}: {first_problem(error)}") from None
         try:
             slots: dict[int, int] = {}
             steps = list(replay(case, engine, version, slots))
@@ -391,8 +390,7 @@ def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[En
         spec = EngineSpec.model_validate({**settings, "profile": engine, "version": version or None})
         return spec, _Extras.model_validate({name: config[name] for name in config if name in _Extras.model_fields})
     except ValidationError as error:
-        first = error.errors()[0]
-        raise SpecError(f"config.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+        raise SpecError(f"config.{first_problem(error)}") from None
 
 
 def _requests_of(case: RecordedCase, spec: EngineSpec, has_hashes: bool) -> dict[int, Request]:
