@@ -107,9 +107,9 @@ def best_of(
     return fit_groups(groups, kernel, free=free, starts=starts, most_rows=most_rows)
 
 
-def refitted(fit: FitT, groups: Groups, most_rows: int = 1000) -> FitT:
+def refitted(fit: FitT, groups: Groups) -> FitT:
     """`fit`, whose values begin the search and are its priors, fitted to other rows of its kernel."""
-    return fit_groups(groups, fit, free=fitted_names(fit), most_rows=most_rows)
+    return fit_groups(groups, fit, free=fitted_names(fit), most_rows=1000)
 
 
 def fitted_names(fit: Spec) -> list[str]:

@@ -205,7 +205,7 @@ _ALSO_FREE = ("memory_fraction", "cache_speedup", "block_share", "step_s", "floo
 
 def _groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
     apart = tuple(name for name in _APART if name in table.columns)
-    models = tuple(name for name in ("model",) if name in table.columns)  # told apart for their sizes alone
+    models = ("model",) * ("model" in table.columns)  # told apart for their sizes alone
     result = []
     for (called, *texts), rows in table.groups(("engine_version", *apart, *models)):
         part, texts = table.take(rows), texts[: len(apart)]

@@ -45,7 +45,7 @@ from perfmodel.engine import (
 )
 from perfmodel.engine.tiered_blocks import TieredBlocks
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.observation import first_problem
+from perfmodel.evidence.observation import first_problem, reported
 from perfmodel.files.base import Spec
 from perfmodel.kv_groups import KVGroup
 from perfmodel.renderable import Renderable, columns_of
@@ -146,9 +146,7 @@ def validate_plans(path: str, progress: Callable[[int, int | None], None] | None
     worst: list[dict[str, Any]] = []
     notes: list[str] = []
     equal = covered = 0
-    for number, raw in enumerate(data["cases"]):
-        if progress is not None:
-            progress(number, len(data["cases"]))
+    for number, raw in enumerate(reported(data["cases"], len(data["cases"]), progress)):
         try:
             case = RecordedCase.model_validate(raw)
         except ValidationError as error:

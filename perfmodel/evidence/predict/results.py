@@ -47,6 +47,7 @@ from perfmodel.evidence.observation import (
     Progress,
     first_problem,
     predictions_of,
+    reported,
 )
 from perfmodel.evidence.predict.recorded import requests_of, weighted_means, with_traffic
 from perfmodel.evidence.sources.local import DeviceTable, LocalModel, LocalSetup, local_scenario, row_tests
@@ -228,12 +229,10 @@ def predict_rows(
     table = DeviceTable(folder)
     known: dict[Hashable, Prediction] = {}
     pairs = []
-    for number, row in enumerate(rows):
+    for row in reported(rows, len(rows), progress):
         if row.setup not in known:
             known[row.setup] = _priced(row, table, fits)
         pairs.append(replace(known[row.setup], row=row))
-        if progress is not None:
-            progress(number + 1, len(rows))
     return pairs
 
 
