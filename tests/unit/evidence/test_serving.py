@@ -191,7 +191,7 @@ def test_a_log_is_replayed_request_by_request(tmp_path: Path) -> None:
     assert report.metrics["ttft_mean"].bias == pytest.approx(report.metrics["ttft"].bias)
 
 
-def test_what_scripts_set_is_read_from_the_recipes() -> None:
+def test_what_scripts_set_is_taken() -> None:
     """The largest concurrency that a setting holds from counts; other devices and engines have none of it."""
     assert recipe_arguments("sglang", "b200-sxm", 15) == {"poll_every": 10}
     assert recipe_arguments("sglang", "b200-sxm", 16) == {"poll_every": 30}
