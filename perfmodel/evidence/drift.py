@@ -163,16 +163,18 @@ class DriftGuard:
         return self._scenario.with_(load)
 
     def _explained(self, scenario: Scenario, run: RunResult, observed: Observed) -> str:
-        gaps = dict[str, float]()
+        gaps, unserved = dict[str, float](), ""
         for term in _terms(scenario, run, observed):
             try:
                 gap = _gap(simulate(scenario.with_(term.changes)).summary, observed)
                 gaps[term.sentence] = min(gap, gaps.get(term.sentence, inf))
             except PerfmodelError as error:
-                return f"Not explained: {term.sentence}, which the scenario does not serve ({error})."
+                unserved = f"Not explained: {term.sentence}, which the scenario does not serve ({error})."
         nearest = min(gaps, key=lambda sentence: gaps[sentence], default="")
         if nearest and gaps[nearest] <= (1 - _EXPLAINS) * _gap(run.summary, observed):
             return f"Explained by {nearest}."
+        if unserved:
+            return unserved
         metric = next(metric for metric in ("mean_tpot_ms", "mean_e2el_ms") if metric in observed.means)
         factor = observed.means[metric] / run.summary[metric]
         return f"No length, cache, draft or limit explains it: steps take {factor:.2f} times as long."
@@ -191,7 +193,7 @@ def _of_mean(summary: Mapping[str, Any], metric: str, requests: float) -> tuple[
 
 def _gap(summary: Mapping[str, Any], observed: Observed) -> float:
     """Mean distance of the logarithms of all means."""
-    return sum(abs(log(value / summary[metric])) for metric, value in observed.means.items()) / len(_MEANS)
+    return sum(abs(log(value / summary[metric])) for metric, value in observed.means.items()) / len(observed.means)
 
 
 def _from_drafts(rate: float, depth: int) -> float:
@@ -226,8 +228,8 @@ def _terms(scenario: Scenario, run: RunResult, observed: Observed) -> Iterator[T
         sentence = f"{observed.running:.0f} requests in a batch while {observed.waiting:.0f} wait, "
         sentence += f"{scenario.engine.max_num_seqs} allowed"
         yield Term(sentence, {"engine.max_num_seqs": int(observed.running)})
-    config, share, expected = scenario.engine.speculative_config, observed.from_drafts, _drafted(run.summary)
-    if config and share is not None and share < expected * (1 - _DIFFERS):
+    config, share = scenario.engine.speculative_config, observed.from_drafts
+    if config and share is not None and share < (expected := _drafted(run.summary)) * (1 - _DIFFERS):
         sentence = f"drafts that bring {share:.0%} of the answers' tokens, {expected:.0%} expected"
         share = min(share, _from_drafts(1.0, config.depth))
         rate = brentq(lambda rate: _from_drafts(rate, config.depth) - share, 0.0, 1.0)

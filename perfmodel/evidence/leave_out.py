@@ -29,7 +29,7 @@ from perfmodel.evidence.fit.acceptance import FOLDS
 from perfmodel.evidence.fit.backends import held_out, merged_setup
 from perfmodel.evidence.fit.few import choose, fit_few, kernels_of, without_architecture
 from perfmodel.evidence.fit.kernels import refitted
-from perfmodel.evidence.fit.parameters import LinearErrors, values_of, with_facts
+from perfmodel.evidence.fit.parameters import LinearErrors, with_facts
 from perfmodel.evidence.fit.power import fit_power, predict_all
 from perfmodel.evidence.fit.systems import MODULES, groups_of, key_of
 from perfmodel.evidence.fit.whole_runs import without_own
@@ -114,8 +114,7 @@ def _serving(path: Path, group: str, progress: Progress | None) -> ValidationRep
         def errors(profile: EngineProfile, rows: Sequence[Observation] = short) -> Floats:
             return profiles.stage_log_errors(simulate_runs(rows, profile=profile))
 
-        here = np.log(values_of(begin, profiles.PARAMETERS))  # the committed values, near every fold's
-        model = LinearErrors.around(begin, profiles.PARAMETERS, errors, here)
+        model = LinearErrors.around(begin, profiles.PARAMETERS, errors)  # the committed values, near every fold's
         per_row = np.array([len(profiles.stage_log_errors([Prediction(row, row.metrics)])) for row in short])
         for fold in _folds(members, short, per_row, model, GROUPS[group]):
             residuals = profiles.step_residuals(fold.rest, fold.profile) if fold.kept.any() else Residuals()
@@ -138,8 +137,7 @@ def _steady_state(path: Path, group: str, progress: Progress | None) -> Validati
         def errors(profile: EngineProfile, rows: Sequence[Observation] = fitted) -> Floats:
             return profiles.steady_log_errors(simulate_steady_states(rows, profile=profile))
 
-        here = np.log(values_of(begin, parameters))  # the committed values, near every fold's
-        model = LinearErrors.around(begin, parameters, errors, here)
+        model = LinearErrors.around(begin, parameters, errors)
         per_row = np.full(len(fitted), len(model.at_here) // len(fitted))  # errors of TPOT and of TTFT
         for fold in _folds(members, fitted, per_row, model, GROUPS[group]):
             profile = _with_residuals(fold, model)
@@ -252,7 +250,7 @@ def _all_but_chosen(path: Path, progress: Progress | None) -> ValidationReport:
     cases = [(folder, engine) for folder in systems for engine in ("vllm", "sglang", "trtllm")]
     predicted: list[PredictedKernel] = []
     notes = list[str]()
-    for done, (folder, engine) in enumerate(cases, 1):
+    for folder, engine in reported(cases, len(cases), progress):
         hardware = load_hardware(folder.name)
         try:
             kernels = kernels_of(folder.parent, engine, hardware, without_architecture(hardware, engine), folder.name)
@@ -266,8 +264,6 @@ def _all_but_chosen(path: Path, progress: Progress | None) -> ValidationReport:
                 aside = np.setdiff1d(np.arange(len(kernel.group.rows)), [row for of, row in chosen[op] if of == number])
                 fit = calibration.families[key_of(kernel.group, calibration) or ""]
                 predicted.append(PredictedKernel.of(kernel.table, kernel.group.take(aside), fit, calibration))
-        if progress is not None:
-            progress(done, len(cases))
     about = f"Each device's own {_CHOSEN} rows were chosen, which `calibrate --rows {_CHOSEN}` does."
     return report_kernels(predicted, sum(len(kernel.group.rows) for kernel in predicted), notes, about)
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from perfmodel.cores import num_processes
 from perfmodel.errors import PerfmodelError, SpecError
@@ -200,6 +201,12 @@ def described(entries: Iterable[tuple[str, Any]], row_of: Callable[[str, Any], R
     return rows, left_out
 
 
+def first_problem(error: ValidationError) -> str:
+    """Where, and what is wrong there."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+
+
 def named(entries: Iterable[Entry]) -> Iterable[tuple[str, Entry]]:
     """Rows of a table by id, else line number."""
     return ((entry.get("id") or f"line {number}", entry) for number, entry in enumerate(entries, 2))
@@ -247,9 +254,9 @@ class Origin:
         """`what`, such as "1,000 kernel times", and who measured it."""
         return f"{what} published by {self.publisher}"
 
-    def command(self, engine: str) -> str:
-        """The command that fits measurements of this kind."""
-        return f"perfmodel calibrate --from <{self.kind}> --engine {engine}"
+    def command(self, flags: str) -> str:
+        """The command that fits measurements of this kind, with these flags."""
+        return f"perfmodel calibrate --from <{self.kind}> {flags}"
 
 
 KERNEL_TABLES = Origin("kernel tables", "ai-dynamo/aiconfigurator (Apache-2.0)")

@@ -58,12 +58,16 @@ _SHOWN = (_OF_STEPS, _OF_PROMPTS)
 
 
 # What no measured row has; what it costs is worked out from kernels and rules.
-_FEATURES: Mapping[str, Callable[[PoolSpec], bool]] = {
-    "LoRA adapters": lambda pool: pool.engine.enable_lora,
-    "speculation": lambda pool: pool.engine.speculative_config is not None,
-    "a second tier of KV": lambda pool: pool.engine.kv_offload is not None,
-    "two-batch overlap": lambda pool: pool.engine.enable_dbo,
-    "prompts shared out over ranks": lambda pool: pool.engine.prefill_context_parallel_size > 1,
+_FEATURES: Mapping[str, Callable[[Scenario, PoolSpec], bool]] = {
+    "vectors or scores": lambda scenario, pool: (pool.model or scenario.model).pooling is not None,
+    "LoRA adapters": lambda _, pool: pool.engine.enable_lora,
+    "speculation": lambda _, pool: pool.engine.speculative_config is not None,
+    "a second tier of KV": lambda _, pool: pool.engine.kv_offload is not None,
+    "two-batch overlap": lambda _, pool: pool.engine.enable_dbo,
+    "prompts shared out over ranks": lambda _, pool: pool.engine.prefill_context_parallel_size > 1,
+    "images": lambda scenario, _: scenario.traffic.images is not None,
+    "an autoscaler": lambda _, pool: pool.autoscaling is not None,
+    "MIG slices": lambda scenario, pool: ":" in (pool.hardware or scenario.hardware).name,
 }
 
 
@@ -136,8 +140,7 @@ def trust_of(scenario: Scenario) -> Trust:
     errors = _pooled(alike)
     origins = (_of_kernels(pool.hardware or scenario.hardware, pool.engine) for pool in scenario.pools)
     level, because, cut = max(origins, key=lambda origin: (LEVELS.index(origin[0]), index.CUTS.index(origin[2])))
-    extras = [name for name, is_used in _FEATURES.items() if any(map(is_used, scenario.pools))]
-    extras += ["images"] * (scenario.traffic.images is not None)
+    extras = [name for name, is_used in _FEATURES.items() if any(is_used(scenario, pool) for pool in scenario.pools)]
     if (shown := _shown(errors)) and not extras:
         first, *others = sorted({cell.low.model for cell in alike})
         models = f"{first} and {len(others)} other models" if others else first

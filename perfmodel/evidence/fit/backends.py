@@ -8,7 +8,7 @@ All kernels are priced at once, as columns. Parameters are fitted as logarithms 
 generations and versions with little data."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +36,6 @@ from perfmodel.specs.engine.versions import parse_version
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 
-Progress = Callable[[str], None]
 Vector = NDArray[Any]
 
 _MATMULS = ("gemm", "moe")
@@ -281,16 +280,14 @@ def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command
     return calibrated.BackendFits(engine=engine, source=_SOURCE, date=date, command=command, like=like, backends=fits)
 
 
-def held_out(
-    rows: Sequence[Observation], folder: Path, by: str, progress: Progress = lambda _: None
-) -> tuple[list[Setting], Vector]:
+def held_out(rows: Sequence[Observation], folder: Path, by: str) -> tuple[list[Setting], Vector]:
     """The settings, and their tokens per second predicted by fits without their chips (by="device") or models
-    (by="model"). rows, folder: of the table; progress: called with the backend being fitted"""
+    (by="model"). rows, folder: of the table"""
     settings = settings_of(rows, folder)
     groups = grouped(((item.scenario.engine.profile, item.backend), item) for item in settings).values()
     result: list[Setting] = []
     predicted: list[Vector] = []
-    for problem, vector in _solved(sorted(groups, key=lambda group: -_num_devices(group)), progress):
+    for problem, vector in _solved(sorted(groups, key=lambda group: -_num_devices(group))):
         keys = problem.chips if by == "device" else [entry.scenario.model.name for entry in problem.settings]
         result += problem.settings
         predicted.append(np.exp(-problem.left_out(vector, keys)))
@@ -303,13 +300,10 @@ def _num_devices(settings: Iterable[Setting]) -> int:
     return len({item.row.device for item in settings})
 
 
-def _solved(
-    groups: Iterable[list[Setting]], progress: Progress = lambda _: None
-) -> Iterator[tuple["_Problem", Vector]]:
+def _solved(groups: Iterable[list[Setting]]) -> Iterator[tuple["_Problem", Vector]]:
     """Each backend's problem and solution; GPU backends start from the first one's solution."""
     first: calibrated.BackendFit | None = None
     for chosen in groups:
-        progress(chosen[0].backend)
         problem = _Problem(chosen, None if chosen[0].is_cpu else first)
         vector = problem.solve()
         yield problem, vector

@@ -24,6 +24,7 @@ from perfmodel.cost.kernel_models.messages.collective import (
     ExchangeSizes,
 )
 from perfmodel.cost.kernel_models.messages.links import link_for
+from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.kernels import Groups, KernelModule, fit_groups, seconds_of, with_residuals
 from perfmodel.evidence.sources.kernels import Group, KernelTable, engine_and_version, format_bytes, numbers
 from perfmodel.models.architecture import MoEFFN
@@ -104,6 +105,7 @@ _ELEMENT_BYTES = {"dispatch": 1 + 4 / 128, "combine": 2.0}
 _PER_NODE = 8
 _MAX_NODES = {"node": 4, "expert": 8}  # of rows that are fitted
 _FREE_EXCHANGE = ("start_s", "doubling_s", "link_fraction", "network_fraction")
+FEWEST_EXCHANGES = 6  # rows of a direction, as many as parameters at most
 _BEGIN = ExchangeFit(start_s=2e-5, doubling_s=1e-5, link_fraction=0.6, network_fraction=0.9)
 
 
@@ -135,6 +137,9 @@ def _exchange_sizes(
 def _fit_exchange(groups: Groups) -> ExchangeFit:
     route = groups[0].key.rpartition("_")[2]
     groups = [group.take(group.sizes.nodes <= _MAX_NODES[route]) for group in groups]
+    if (count := len(seconds_of(groups))) < FEWEST_EXCHANGES:
+        what = f"{groups[0].key.partition('/')[2]} on up to {_MAX_NODES[route]} nodes"
+        raise SpecError(f"got {count} rows of {what}; a fit needs at least {FEWEST_EXCHANGES} of each.")
     is_normal = route == "node"
     begin = _BEGIN.model_copy(update={"unit_bytes_per_s": 1.2e10}) if is_normal else _BEGIN
     return fit_groups(groups, begin, free=_FREE_EXCHANGE + (("unit_bytes_per_s", "forward") if is_normal else ()))
@@ -144,7 +149,8 @@ EXCHANGES = KernelModule(_exchange_groups, _fit_exchange)
 
 
 def fit_deepep(tables: Iterable[KernelTable]) -> dict[str, ExchangeFit]:
-    """One fit for each of DeepEP's kernels and directions, of all tables. tables: of `DEEPEP`"""
+    """One fit for each of DeepEP's kernels and directions, of all tables. tables: of `DEEPEP`. Raises SpecError for too
+    few rows of one."""
     groups: dict[str, list[Group]] = {}
     for table in tables:
         for group in _exchange_groups(table, DeviceFacts.of(load_hardware(table.system))):

@@ -107,9 +107,9 @@ def best_of(
     return fit_groups(groups, kernel, free=free, starts=starts, most_rows=most_rows)
 
 
-def refitted(fit: FitT, groups: Groups, most_rows: int = 1000) -> FitT:
+def refitted(fit: FitT, groups: Groups) -> FitT:
     """`fit`, whose values begin the search and are its priors, fitted to other rows of its kernel."""
-    return fit_groups(groups, fit, free=fitted_names(fit), most_rows=most_rows)
+    return fit_groups(groups, fit, free=fitted_names(fit), most_rows=1000)
 
 
 def fitted_names(fit: Spec) -> list[str]:
@@ -122,6 +122,13 @@ def moved(fit: FitT, logs: Mapping[str, float]) -> FitT:
     """`fit` with the logarithms of parameters moved by `logs`, within their ranges."""
     values = {name: float(np.clip(getattr(fit, name) * np.exp(by), *_range(fit, name))) for name, by in logs.items()}
     return fit.model_copy(update=values)
+
+
+def within_ranges(kind: type[FitT], values: Mapping[str, Any]) -> FitT:
+    """A fit with `values`, those of parameters moved into their plausible ranges: where a search begins."""
+    plain = kind()
+    inside = {name: float(np.clip(values[name], *_range(plain, name))) for name in values if _has_range(plain, name)}
+    return kind(**{**values, **inside})
 
 
 def seconds_of(groups: Groups) -> Floats:

@@ -20,7 +20,7 @@ from perfmodel.cost.kernel_models.attention.prefill import PrefillSizes
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.module import ModuleFit, ModuleSizes
 from perfmodel.evidence.fit.attention import PROMPTS
-from perfmodel.evidence.fit.kernels import Groups, KernelModule, fit_groups, seconds_of
+from perfmodel.evidence.fit.kernels import Groups, KernelModule, fit_groups, seconds_of, within_ranges
 from perfmodel.evidence.sources.kernels import (
     Group,
     KernelTable,
@@ -205,7 +205,7 @@ _ALSO_FREE = ("memory_fraction", "cache_speedup", "block_share", "step_s", "floo
 
 def _groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
     apart = tuple(name for name in _APART if name in table.columns)
-    models = tuple(name for name in ("model",) if name in table.columns)  # told apart for their sizes alone
+    models = ("model",) * ("model" in table.columns)  # told apart for their sizes alone
     result = []
     for (called, *texts), rows in table.groups(("engine_version", *apart, *models)):
         part, texts = table.take(rows), texts[: len(apart)]
@@ -245,7 +245,7 @@ def _fit(groups: Groups) -> ModuleFit:
         {**begin, "launch_s": max(0.9 * least, 1e-6), "tensor_fraction": 0.05, "kv_fraction": 0.1},
         {**begin, "tensor_fraction": 0.8, "index_fraction": 1.5, "kv_fraction": 2.0, "knee": 1.2},
     )
-    return fit_groups(groups, ModuleFit(**begin), free=free, starts=starts, most_rows=_MAX_ROWS)
+    return fit_groups(groups, within_ranges(ModuleFit, begin), free=free, starts=starts, most_rows=_MAX_ROWS)
 
 
 def _encoder_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:

@@ -82,11 +82,12 @@ class LinearErrors(Generic[Fitted]):
         begin: Fitted,
         parameters: Sequence[Parameter],
         errors: Callable[[Fitted], Floats],
-        here: Floats,
+        here: Floats | None = None,
         at_here: Floats | None = None,
     ) -> "LinearErrors[Fitted]":
         """Linearize `errors` with one evaluation per parameter and, without `at_here`, one at the point. begin: the
-        profile whose `parameters` vary; here, at_here: the point in logarithms, and its errors"""
+        profile whose `parameters` vary; here, at_here: the point in logarithms (default: of `begin`), and its errors"""
+        here = np.log(values_of(begin, parameters)) if here is None else here
         if at_here is None:
             at_here = errors(_profile_at(begin, parameters, here))
         steps = [_STEP if x + _STEP <= np.log(p.most) else -_STEP for x, p in zip(here, parameters, strict=True)]

@@ -62,9 +62,8 @@ def steps_of(row: Observation) -> MeanStep:
 
 def predict_energy(row: Observation, fit: PowerFit | None = None) -> Prediction:
     """The metrics of a row. fit: of power, default: the committed one"""
-    steps, devices = steps_of(row), float(row.labels["devices"])
-    joules = devices * energy_j(row.scenario.hardware, steps.usage, steps.mean_s, fit)
-    tokens = row.scenario.traffic.arrivals.concurrency or 1
+    steps = steps_of(row)
+    joules, tokens = _joules(row, steps, fit)
     metrics = {
         "itl": 1e3 * steps.median_s,
         "tokens_per_s": tokens / steps.mean_s,
@@ -96,10 +95,15 @@ def fit_power(rows: Sequence[Observation], is_crossed: bool = True) -> PowerFit:
     return fit.model_copy(update={"residuals": residuals_of(np.exp(errors), np.ones(len(errors)))})
 
 
-def _log_error(row: Observation, step: MeanStep, fit: PowerFit) -> float:
+def _joules(row: Observation, steps: MeanStep, fit: PowerFit | None) -> tuple[float, int]:
+    """Joules of all devices for a mean step, and its output tokens."""
+    joules = float(row.labels["devices"]) * energy_j(row.scenario.hardware, steps.usage, steps.mean_s, fit)
+    return joules, row.scenario.traffic.arrivals.concurrency or 1
+
+
+def _log_error(row: Observation, steps: MeanStep, fit: PowerFit) -> float:
     """log(predicted / measured) joules per token."""
-    joules = float(row.labels["devices"]) * energy_j(row.scenario.hardware, step.usage, step.mean_s, fit)
-    tokens = row.scenario.traffic.arrivals.concurrency or 1
+    joules, tokens = _joules(row, steps, fit)
     return float(np.log(joules / tokens / row.metrics["energy_per_token"]))
 
 

@@ -18,7 +18,7 @@ from perfmodel.cost.kernel_models.experts import ExpertSizes, GroupedExpertsFit
 from perfmodel.cost.kernel_models.fits import Domain
 from perfmodel.cost.kernel_models.gemm import GemmSizes, TiledGemmFit, TileStep
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.kernels import Floats, Groups, KernelModule, best_of, seconds_of
+from perfmodel.evidence.fit.kernels import Floats, Groups, KernelModule, best_of, seconds_of, within_ranges
 from perfmodel.evidence.sources.kernels import (
     WEIGHT_FORMATS,
     Group,
@@ -120,7 +120,8 @@ def fit_gemm(groups: Groups) -> TiledGemmFit:
             free = (*free, "eager_on_own_host")
         changes |= {"launch_s": _REPLAYED_S, "eager_launch_s": 0.2 * fastest, "eager_floor_s": fastest}
     starts = tuple({**changes, "step_latency_s": _STEP_S, **item} for item in _GEMM_STARTS)
-    return best_of(usable, [TiledGemmFit(**changes, **rule) for rule in _RULES], free, starts, _MAX_ROWS)
+    kernels = [within_ranges(TiledGemmFit, {**changes, **rule}) for rule in _RULES]
+    return best_of(usable, kernels, free, starts, _MAX_ROWS)
 
 
 # Triton's fused_moe without a tuned configuration: by tokens per expert in older versions, by tokens in newer ones.

@@ -40,6 +40,7 @@ from perfmodel.evidence.observation import (
     SERVING_RUNS,
     STEADY_STATES,
     Observation,
+    Origin,
     Progress,
 )
 from perfmodel.evidence.sources.energy import read_energy_rows
@@ -95,11 +96,15 @@ def fit_recorded(
         what = f"{len({row.name for row in rows})} serving runs"
         profile = fit_engine_profile(begin, rows, progress=progress)
     # Parameters fitted from other recordings stay: each recording fits some of them.
-    others = [part for part in begin.source.split("; ") if part and origin.publisher not in part]
-    source = "; ".join([*others, origin.source(what)])
-    update = {"source": source, "command": origin.command(engine), "date": today()}
-    profile = profile.model_copy(update=update)
+    source, command = _joined(begin.source, origin, what), origin.command(f"--engine {engine}")
+    profile = profile.model_copy(update={"source": source, "command": command, "date": today()})
     return [(profile, save_fitted(profile, file))]
+
+
+def _joined(before: str, origin: Origin, what: str) -> str:
+    """The source `before` with `what` in place of what it had of the same publisher."""
+    others = [part for part in before.split("; ") if part and origin.publisher not in part]
+    return "; ".join([*others, origin.source(what)])
 
 
 def fit_chosen(
@@ -117,7 +122,7 @@ def fit_chosen(
     if not own:
         write_chosen(kernels, chosen, file)
         return None, file
-    command = f"{KERNEL_TABLES.command(engine)} --rows {count} --hardware {hardware.name}"
+    command = KERNEL_TABLES.command(f"--engine {engine} --rows {count} --hardware {hardware.name}")
     fitted = fit_few(kernels, chosen, hardware, engine, f"in {path.name}")
     fitted = fitted.model_copy(update={"command": command, "date": today()})
     return fitted, save_calibration(fitted, file)
@@ -169,10 +174,13 @@ def fit_recorded_for_all(
 _Fitted = tuple[Spec, dict[str, str]]  # and where it comes from; what is not in it stays as it is
 
 
+def _from(origin: Origin, what: str, flag: str) -> dict[str, str]:
+    return {"source": origin.source(what), "command": origin.command(flag)}
+
+
 def _routing(path: Path, progress: Progress | None) -> _Fitted:
-    source = STEADY_STATES.source("steady states of servers")
     fit = fit_popularity(read_steady_states(path)[0], progress=progress)
-    return fit, {"source": source, "command": f"{STEADY_STATES.command('any')} --routing"}
+    return fit, _from(STEADY_STATES, "steady states of servers", "--routing")
 
 
 def _whole_runs(path: Path, progress: Progress | None) -> _Fitted:
@@ -184,8 +192,7 @@ def _whole_runs(path: Path, progress: Progress | None) -> _Fitted:
                 break
     fits = fit_whole_runs(rows, devices_folder(path), progress)
     settings = sum(fit.rows for name, fit in fits.architectures.items() if name not in OTHERS.values())
-    source = PUBLISHED_RESULTS.source(f"{settings} settings of serving results")
-    return fits, {"source": source, "command": f"{PUBLISHED_RESULTS.command('any')} --whole-runs"}
+    return fits, _from(PUBLISHED_RESULTS, f"{settings} settings of serving results", "--whole-runs")
 
 
 def _overheads(path: Path, *_: object) -> _Fitted:
@@ -198,8 +205,7 @@ def _overheads(path: Path, *_: object) -> _Fitted:
 
 def _softmax(path: Path, *_: object) -> _Fitted:
     before, cards = load_overheads(), read_cards(path)
-    others = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher not in part]
-    source = "; ".join([*others, LAYER_PROFILE.source(f"layer profiles of {len(cards)} cards")])
+    source = _joined(before.source, LAYER_PROFILE, f"layer profiles of {len(cards)} cards")
     return before.model_copy(update={"softmax_ops": fit_softmax(cards)}), {"source": source}
 
 
@@ -210,40 +216,30 @@ def _exchange(path: Path, *_: object) -> _Fitted:
     tables = [read_table(file) for file in table_files(path) if op_of(file) in DEEPEP]
     if not tables:
         raise SpecError(f"{path}: has no tables {' or '.join(DEEPEP)}.")
-    fits = begin.model_copy(update=fit_deepep(tables))
-    of_tables = KERNEL_TABLES.source(f"{sum(map(len, tables)):,} times of DeepEP's kernels on up to 8 nodes")
-    others = [part for part in begin.source.split("; ") if KERNEL_TABLES.publisher not in part]
-    return fits, {"source": "; ".join([*others, of_tables])}
-
-
-def _kernel_errors(path: Path, *_: object) -> _Fitted:
-    source = KERNEL_TABLES.source("residuals of kernel tables")
-    command = "perfmodel calibrate --from <kernel tables> --kernel-errors"
-    return fit_kernel_errors(path), {"source": source, "command": command}
+    what = f"{sum(map(len, tables)):,} times of DeepEP's kernels on up to 8 nodes"
+    return begin.model_copy(update=fit_deepep(tables)), {"source": _joined(begin.source, KERNEL_TABLES, what)}
 
 
 def _power(path: Path, *_: object) -> _Fitted:
     rows, _left_out = read_energy_rows(path)
-    source = MEASURED_POWER.source(f"power of {len(rows)} deployments")
-    return fit_power(rows), {"source": source, "command": f"perfmodel calibrate --from <{MEASURED_POWER.kind}> --power"}
+    return fit_power(rows), _from(MEASURED_POWER, f"power of {len(rows)} deployments", "--power")
 
 
 def _acceptance(path: Path, *_: object) -> _Fitted:
     rows, _unread = read_acceptance(path)
-    source = ACCEPTED_LENGTHS.source(f"{len(rows)} mean accepted lengths of drafts")
-    command = f"perfmodel calibrate --from <{ACCEPTED_LENGTHS.kind}> --acceptance"
-    return fit_catalog(rows), {"source": source, "command": command}
+    return fit_catalog(rows), _from(ACCEPTED_LENGTHS, f"{len(rows)} mean accepted lengths of drafts", "--acceptance")
 
 
+_OF_ERRORS = _from(KERNEL_TABLES, "residuals of kernel tables", "--kernel-errors")
 # What is fitted for all engines and devices alike, by the flag of `calibrate` that asks for it.
 FITS_FOR_ALL: Mapping[str, Callable[[Path, Progress | None], _Fitted]] = MappingProxyType(
     {
         "acceptance": _acceptance,
         "exchange": _exchange,
-        "kernel_errors": _kernel_errors,
+        "kernel_errors": lambda path, _: (fit_kernel_errors(path), _OF_ERRORS),
         "overheads": _overheads,
         "power": _power,
-        "prior": lambda *given: (fit_prior(*given), {"command": f"{KERNEL_TABLES.command('any')} --prior"}),
+        "prior": lambda *given: (fit_prior(*given), {"command": KERNEL_TABLES.command("--prior")}),
         "routing": _routing,
         "softmax": _softmax,
         "whole_runs": _whole_runs,

@@ -27,8 +27,10 @@ from perfmodel.cost.kernel_models.messages import collective
 from perfmodel.cost.kernel_models.overheads import OverheadFits, OverPcieFit
 from perfmodel.cost.steps.host import launching_calls
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.kernels import Floats, fit_form, residuals_of
-from perfmodel.evidence.observation import MALFORMED
+from perfmodel.evidence.fit.collectives import FEWEST_EXCHANGES
+from perfmodel.evidence.fit.kernels import Floats, fit_form, fit_groups, within_ranges
+from perfmodel.evidence.observation import MALFORMED, grouped
+from perfmodel.evidence.sources.kernels import Group
 from perfmodel.files.sandbox import read_rows
 from perfmodel.models.cards import load_model
 from perfmodel.ops import build_graph
@@ -37,26 +39,21 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.networks import Link
 
 RowT = TypeVar("RowT")
-_FEWEST = 6  # rows of a direction, twice the parameters
 
 
-class ExchangeRow(NamedTuple):
-    """One measured exchange; wire_s: its bytes at the declared link rate"""
+def read_exchanges(path: str | Path) -> list[Group]:
+    """Exchanges of a table by direction and device. Raises SpecError if it is unreadable or lacks columns."""
 
-    exchange: str
-    wire_s: float
-    seconds: float
+    def row(cells: dict[str, str]) -> tuple[tuple[str, str], tuple[float, float]]:
+        leaving_bytes = float(cells["payload_bytes"]) * (1 - 1 / int(cells["ranks"]))
+        return (cells["exchange"], cells["device"]), (leaving_bytes, float(cells["latency_us"]) * 1e-6)
 
-
-def read_exchanges(path: str | Path) -> list[ExchangeRow]:
-    """Rows of a table. Raises SpecError if it is unreadable or lacks columns."""
-
-    def row(cells: dict[str, str]) -> ExchangeRow:
-        ranks, rate = int(cells["ranks"]), DeviceFacts.of(load_hardware(cells["device"])).link_bandwidth
-        wire_s = float(cells["payload_bytes"]) * (ranks - 1) / ranks / rate
-        return ExchangeRow(cells["exchange"], wire_s, float(cells["latency_us"]) * 1e-6)
-
-    return _read(path, row, "exchanges")
+    result = []
+    for (exchange, name), members in grouped(_read(path, row, "exchanges")).items():
+        (leaving_bytes, seconds), rows = np.array(members).T, np.arange(len(members))
+        sizes = collective.ExchangeSizes(leaving_bytes, 0.0 * seconds, *np.ones((3, len(rows))))
+        result.append(Group("", "", exchange, DeviceFacts.of(load_hardware(name)), sizes, seconds, rows))
+    return result
 
 
 def _read(path: str | Path, row: Callable[[dict[str, str]], RowT], what: str) -> list[RowT]:
@@ -66,24 +63,17 @@ def _read(path: str | Path, row: Callable[[dict[str, str]], RowT], what: str) ->
         raise SpecError(f"{path}: is no table of {what}: {str(error).splitlines()[0]}.") from None
 
 
-def fit_exchanges(rows: Sequence[ExchangeRow], begin: ExchangeFits) -> ExchangeFits:
+def fit_exchanges(groups: Sequence[Group], begin: ExchangeFits) -> ExchangeFits:
     """`begin` fitted to the rows of each direction. Raises SpecError for a direction with too few."""
-    result = {name: _fit_exchange(name, rows, getattr(begin, name)) for name in ("dispatch", "combine")}
+    result = {}
+    for exchange in ("dispatch", "combine"):
+        members = [group for group in groups if group.key == exchange]
+        if (count := sum(len(group.rows) for group in members)) < FEWEST_EXCHANGES:
+            needed = f"a fit needs at least {FEWEST_EXCHANGES} of each"
+            raise SpecError(f"got {count} rows of exchange {exchange}; {needed}.")
+        free = ("floor_s", "start_s", "link_fraction")
+        result[exchange] = fit_groups(members, getattr(begin, exchange), free=free)
     return begin.model_copy(update=result)
-
-
-def _fit_exchange(exchange: str, rows: Sequence[ExchangeRow], begin: collective.ExchangeFit) -> collective.ExchangeFit:
-    members = [row for row in rows if row.exchange == exchange]
-    if len(members) < _FEWEST:
-        raise SpecError(f"got {len(members)} rows of exchange {exchange}; a fit needs at least {_FEWEST} of each.")
-    wire_s, measured = (np.array([getattr(row, name) for row in members]) for name in ("wire_s", "seconds"))
-
-    def seconds(candidate: collective.ExchangeFit, chosen: NDArray[np.int64]) -> Floats:
-        moved = candidate.start_s + wire_s[chosen] / candidate.link_fraction
-        return np.asarray(np.maximum(candidate.floor_s, moved), dtype=np.float64)
-
-    result = fit_form(seconds, begin, measured, free=("floor_s", "start_s", "link_fraction"))
-    return result.model_copy(update={"residuals": residuals_of(seconds(result, np.arange(len(members))), measured)})
 
 
 _FREE_OVER_PCIE = ("low_latency_fraction", "simple_fraction", "simple_start_s")
@@ -166,9 +156,8 @@ def _over_pcie(rows: Sequence[OverheadRow]) -> OverPcieFit:
         some = collective.CollectiveSizes(*(np.broadcast_to(item, payload.shape)[chosen] for item in sizes))
         return np.asarray(collective.collective_seconds(some, fit, device, link).duration, dtype=np.float64)
 
-    begin = collective.CollectiveFit(
-        launch_s=least.value - hop_s, hop_s=hop_s, memory_touches=1.0, simple_fraction=0.6, ramp_s=1e-8
-    )
+    values = {"launch_s": least.value - hop_s, "hop_s": hop_s, "memory_touches": 1.0}
+    begin = within_ranges(collective.CollectiveFit, {**values, "simple_fraction": 0.6, "ramp_s": 1e-8})
     direct = fit_form(seconds, begin, np.array([row.value for row in pairs]), free=_FREE_OVER_PCIE)
     return OverPcieFit(
         hop_s=_rounded(hop_s, 3),

@@ -21,6 +21,7 @@ from perfmodel.cost.calibrations.draws import NUM_SCORES, Z_P90
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.server_fit import ENOUGH_REQUESTS, FEWEST_FOR_INTERVALS, OVERLOADED, PER_SLOT, UserServerFit
 from perfmodel.evidence.observation import Floats, Progress, reported
+from perfmodel.evidence.predict.bench import UNSTATED
 from perfmodel.sim import RunResult, simulate
 from perfmodel.sim.records.ensemble import Ensemble, design
 from perfmodel.specs.scenario import Scenario
@@ -104,12 +105,12 @@ def suggest_runs(
         command = _command(tried[what].scenario, number)
         runs.append(SuggestedRun(what, command, durations[what] / 60, _shares(np.minimum(variances, now))))
     files = (f"suggested-{number}.json" for number in range(1, len(runs) + 1))
-    words = ["perfmodel", "calibrate", "--from", *files, "--scenario", source, "--name", "my-server"]
-    words += [
-        "--engine",
-        scenario.engine.profile,
-        *(word for text in overrides if not text.startswith("traffic") for word in ("--set", text)),
-    ]
+    words = ["perfmodel", "calibrate", "--from", *files, "--scenario", source, "--name", "my-server", "--engine"]
+    words.append(scenario.engine.described.description.name)
+    # The suggested requests are of random text, for the model itself.
+    without = (f"traffic.{name}=null" for name in UNSTATED if getattr(scenario.traffic, name) is not None)
+    for text in (*(text for text in overrides if not text.startswith("traffic")), *without):
+        words += ["--set", text]
     return Suggestion(scenario.name, _shares(now), tuple(runs), shlex.join(words))
 
 

@@ -97,11 +97,9 @@ def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = 
         return [_from_profile(path, engine)]
     kernels: defaultdict[tuple[str, str, str], list[Group]] = defaultdict(list)  # by architecture, operator and key
     for file in table_files(path):
-        for group in (
-            groups_of(read_table(file).sampled(_MAX_ROWS), file)
-            if MODULES.get(op_of(file), EXCHANGES) is not EXCHANGES
-            else ()
-        ):
+        if MODULES.get(op_of(file), EXCHANGES) is EXCHANGES:  # whose fit is one of all devices (`fit_deepep`)
+            continue
+        for group in groups_of(read_table(file).sampled(_MAX_ROWS), file):
             if group.engine in (engine, _EVERY_ENGINE):
                 kernels[_architecture(group), op_of(file), group.key].append(group)
     measured = {name for (name, _, _), groups in kernels.items() if any(group.engine == engine for group in groups)}
@@ -282,7 +280,7 @@ def _calibration(
         engine=engine,
         source=origin.source(what),
         date=today(),
-        command=origin.command(engine),
+        command=origin.command(f"--engine {engine}"),
         default=small,
         contained=describe_engine(engine).facts.attention_contains if has_attention else (),
         **fits,

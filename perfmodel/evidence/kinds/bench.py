@@ -139,7 +139,7 @@ def _described(pair: Prediction) -> dict[str, Any]:
         "facts": [fact.to_json() for fact in facts],
         "assumed": [fact.name for fact in facts if fact.is_assumed],
         "notes": [*pair.details["notes"], *test.notes],
-        **({"requests": _by_request(pair)} if 0 < len(run.requests or ()) <= _MAX_REQUESTS_SHOWN else {}),
+        **({"requests": _by_request(pair)} if pair.requests and len(run.requests or ()) <= _MAX_REQUESTS_SHOWN else {}),
     }
 
 

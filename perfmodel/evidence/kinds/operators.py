@@ -19,7 +19,7 @@ from perfmodel.evidence import report
 from perfmodel.evidence.breakdown import kernel_sizes, row_breakdown
 from perfmodel.evidence.fit.kernels import predict, timed
 from perfmodel.evidence.fit.systems import MODULES, bare_key, groups_of, key_of
-from perfmodel.evidence.observation import Progress
+from perfmodel.evidence.observation import Progress, reported
 from perfmodel.evidence.sources.kernels import Group, KernelTable, op_of, read_table, table_files
 from perfmodel.specs import load_hardware
 
@@ -84,7 +84,7 @@ def validate_operators(
     kernels: list[PredictedKernel] = []
     notes: list[str] = []
     num_rows = num_sampled = 0
-    for done, file in enumerate(files, 1):
+    for file in reported(files, len(files), progress):
         try:
             table = read_table(file)
         except SpecError as error:
@@ -97,8 +97,6 @@ def validate_operators(
         num_rows, num_sampled = num_rows + len(table), num_sampled + len(sample)
         kernels += predicted
         notes += (f"not covered: {file.parent.name}/{op_of(file)}: {reason}" for reason in reasons)
-        if progress is not None:
-            progress(done, len(files))
     if not kernels:
         raise SpecError(f"{path}: no row could be predicted; {notes[0] if notes else 'no known kernels'}")
     if num_sampled < num_rows:

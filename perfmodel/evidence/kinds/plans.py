@@ -45,6 +45,7 @@ from perfmodel.engine import (
 )
 from perfmodel.engine.tiered_blocks import TieredBlocks
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.evidence.observation import first_problem, reported
 from perfmodel.files.base import Spec
 from perfmodel.kv_groups import KVGroup
 from perfmodel.renderable import Renderable, columns_of
@@ -87,7 +88,10 @@ class RecordedCase(Spec):
     @field_validator("steps", mode="before")
     @classmethod
     def _each_by_itself(cls, steps: Any) -> Any:
-        return [step for recorded in steps for step in _expanded(recorded)] if isinstance(steps, list) else steps
+        try:
+            return [step for recorded in steps for step in _expanded(recorded)]
+        except TypeError:
+            raise ValueError("expected [step, grants, preempted requests] and perhaps how often it repeats") from None
 
 
 def _expanded(recorded: Any) -> Iterator[Any]:
@@ -142,15 +146,11 @@ def validate_plans(path: str, progress: Callable[[int, int | None], None] | None
     worst: list[dict[str, Any]] = []
     notes: list[str] = []
     equal = covered = 0
-    for number, raw in enumerate(data["cases"]):
-        if progress is not None:
-            progress(number, len(data["cases"]))
+    for number, raw in enumerate(reported(data["cases"], len(data["cases"]), progress)):
         try:
             case = RecordedCase.model_validate(raw)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise SpecError(f"{path}: case {number}: {where}: {first['msg']}") from None
+            raise SpecError(f"{path}: case {number}: {first_problem(error)}") from None
         try:
             slots: dict[int, int] = {}
             steps = list(replay(case, engine, version, slots))
@@ -353,8 +353,7 @@ class _Transfers:
 
     def pass_outcome(self, scheduler: Scheduler, finished: Iterable[Request]) -> None:
         """Advance by one outcome, with which `finished` requests ended."""
-        for request in sorted(self.under_way, key=attrgetter("request_id")):
-            self.under_way[request] -= 1
+        self.under_way = {request: left - 1 for request, left in self.under_way.items()}
         over = [request for request, left in self.under_way.items() if not left]
         for request in sorted(over, key=attrgetter("request_id")):
             del self.under_way[request]
@@ -389,8 +388,7 @@ def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[En
         spec = EngineSpec.model_validate({**settings, "profile": engine, "version": version or None})
         return spec, _Extras.model_validate({name: config[name] for name in config if name in _Extras.model_fields})
     except ValidationError as error:
-        first = error.errors()[0]
-        raise SpecError(f"config.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+        raise SpecError(f"config.{first_problem(error)}") from None
 
 
 def _requests_of(case: RecordedCase, spec: EngineSpec, has_hashes: bool) -> dict[int, Request]:

@@ -25,12 +25,13 @@ from perfmodel.specs import load_scenario, load_traffic
 from perfmodel.specs.overrides import parse_override
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_source import as_text, read_scenario
-from perfmodel.specs.traffic import Prefix
+from perfmodel.specs.traffic import Traffic
 
 _ASSUMED = "assumed"
 _COUNTS = ("engine.tensor_parallel_size", "engine.max_num_seqs", "engine.max_num_batched_tokens")
 _MAX_REQUESTS = 4000  # of a run whose requests are all alike: its means have long settled
 _PER_SLOT = 10  # requests of a closed loop, likewise
+UNSTATED = ("prefix", "adapters", "images")  # of requests: no file of a load tool has them
 _PROCESSES = {1.0: "poisson", 0.0: "constant"}  # by the gaps' coefficient of variation
 
 
@@ -87,12 +88,15 @@ def at_real_speed(run: Observation, speed: float | None = None) -> Observation:
 
 
 def bench_scenario(run: Observation, given: GivenSetup, folder: Path) -> tuple[Scenario, tuple[ConfigFact, ...]]:
-    """The scenario of `run` and the facts it rests on; requests are written as a trace to `folder`. Raises SpecError if
-    the model or device is unknown."""
+    """The scenario of `run` and the facts it rests on; requests are written as a trace to `folder`, but for those with
+    images, which are drawn. Raises SpecError if the model or device is unknown."""
     source = given.scenario if given.scenario is not None else as_text(_data(run, given))
-    traffic = {**_lengths(run, given), **_arrivals(run)}
-    if (prefix := _prefix(given)) is not None:
-        traffic["prefix"] = prefix.model_dump(exclude_none=True)
+    own = _given_traffic(given)
+    unstated = {name: value for name in UNSTATED if own is not None and (value := getattr(own, name)) is not None}
+    if "images" in unstated:
+        run = replace(run, requests=None)
+    traffic = {**_lengths(run, own), **_arrivals(run)}
+    traffic |= {name: value.model_dump(mode="json", exclude_none=True) for name, value in unstated.items()}
     if run.requests is not None:
         path = write_trace(run.requests, folder / f"{len(list(folder.iterdir()))}.jsonl")
         traffic |= {"trace": {"path": str(path), "format": "jsonl"}, "num_requests": len(run.requests)}
@@ -170,8 +174,17 @@ def _stated(run: Observation, key: str, what: str) -> str:
     return stated
 
 
-def _lengths(run: Observation, given: GivenSetup) -> dict[str, Any]:
-    """Lengths of the sent requests: the file's means, or the user's distributions."""
+def _given_traffic(given: GivenSetup) -> Traffic | None:
+    """The user's own: of --traffic, else of the scenario."""
+    if "traffic" in given.flags:
+        return load_traffic(given.flags["traffic"])
+    if given.scenario is None or "traffic" not in read_scenario(given.scenario)[0].data:
+        return None
+    return load_scenario(given.scenario, given.overrides).traffic
+
+
+def _lengths(run: Observation, traffic: Traffic | None) -> dict[str, Any]:
+    """Lengths of the sent requests: the file's means, or the distributions of the user's `traffic`."""
     load = run.load
     if run.requests is not None:
         return {}
@@ -182,11 +195,6 @@ def _lengths(run: Observation, given: GivenSetup) -> dict[str, Any]:
     missing = [key for key in means if key not in result]
     if not missing:
         return result
-    traffic = None
-    if "traffic" in given.flags:
-        traffic = load_traffic(given.flags["traffic"])
-    elif given.scenario is not None and "traffic" in read_scenario(given.scenario)[0].data:
-        traffic = load_scenario(given.scenario).traffic
     if traffic is None:
         raise SpecError(
             f"{run.name}: {run.source}'s file does not say how long prompts were; give --scenario with the data set's "
@@ -198,13 +206,6 @@ def _lengths(run: Observation, given: GivenSetup) -> dict[str, Any]:
             raise SpecError(f"{run.name}: the traffic that was given for its lengths has no {key}.")
         result[key] = lengths.model_dump(mode="json", exclude_none=True)
     return result
-
-
-def _prefix(given: GivenSetup) -> Prefix | None:
-    """What prompts share by the scenario, which no file says."""
-    if given.scenario is None or "prefix" not in read_scenario(given.scenario)[0].data.get("traffic", {}):
-        return None
-    return load_scenario(given.scenario).traffic.prefix
 
 
 def _is_replayed(run: Observation) -> bool:
@@ -237,16 +238,19 @@ def _facts(run: Observation, scenario: Scenario, given: GivenSetup) -> Iterator[
     stated_by |= {".".join(parse_override(text).path): "--set" for text in given.overrides}
     for key, (label, value) in _values(scenario).items():
         yield ConfigFact(label, value, stated_by.get(key, _ASSUMED))
+    load, users = run.load, "--traffic" if "traffic" in given.flags else "the scenario"
     if (prefix := scenario.traffic.prefix) is None:
         yield ConfigFact("prompts", "share no beginning")
     else:
         groups = f", in {prefix.num_groups:,} groups" if prefix.num_groups > 1 else ""
-        yield ConfigFact("prompts", f"share {prefix.shared_tokens:,} tokens{groups}", "the scenario")
-    load = run.load
+        yield ConfigFact("prompts", f"share {prefix.shared_tokens:,} tokens{groups}", users)
+    for name in UNSTATED[1:]:
+        if getattr(scenario.traffic, name) is not None:
+            yield ConfigFact(name, "the traffic's", users)
     if run.requests is not None:
         yield ConfigFact("lengths", "of each request", "the file")
     elif load.prompt is None:
-        yield ConfigFact("lengths", "the traffic's", "--traffic" if "traffic" in given.flags else "the scenario")
+        yield ConfigFact("lengths", "the traffic's", users)
     else:
         answer = f"{load.answer:,.0f}" if load.answer is not None else "the traffic's"
         yield ConfigFact("lengths", f"all {load.prompt:,.0f} tokens in, {answer} out, the means")
@@ -305,7 +309,7 @@ def _predict_run(run: Observation, given: GivenSetup, intervals: bool) -> Predic
     factors = result.ensemble.factors() if result.ensemble is not None else {}
     ends = {f"mean_{metric}_ms": values for metric, values in factors.items() if f"mean_{metric}_ms" in metrics}
     requests = {}
-    if run.requests is not None and result.requests is not None:
+    if run.requests is not None and result.requests is not None and scenario.traffic.trace is not None:
         for metric in ("ttft", "tpot", "e2el"):
             requests[metric] = np.full(len(run.requests), np.nan)
             requests[metric][result.requests.request_id] = getattr(result.requests, f"{metric}_s")

@@ -39,7 +39,16 @@ from perfmodel.cost.kernel_models.attention.decode import FlashDecodeFit
 from perfmodel.cost.steps.cost_model import StepCostModel
 from perfmodel.cost.steps.tables import PS_PER_S
 from perfmodel.errors import DoesNotFitError, PerfmodelError
-from perfmodel.evidence.observation import NO_INTERVAL, Interval, Observation, Prediction, Progress, predictions_of
+from perfmodel.evidence.observation import (
+    NO_INTERVAL,
+    Interval,
+    Observation,
+    Prediction,
+    Progress,
+    first_problem,
+    predictions_of,
+    reported,
+)
 from perfmodel.evidence.predict.recorded import requests_of, weighted_means, with_traffic
 from perfmodel.evidence.sources.local import DeviceTable, LocalModel, LocalSetup, local_scenario, row_tests
 from perfmodel.evidence.sources.setups import Setup, layouts, scenario_of, served_device
@@ -220,12 +229,10 @@ def predict_rows(
     table = DeviceTable(folder)
     known: dict[Hashable, Prediction] = {}
     pairs = []
-    for number, row in enumerate(rows):
+    for row in reported(rows, len(rows), progress):
         if row.setup not in known:
             known[row.setup] = _priced(row, table, fits)
         pairs.append(replace(known[row.setup], row=row))
-        if progress is not None:
-            progress(number + 1, len(rows))
     return pairs
 
 
@@ -271,8 +278,7 @@ def predict_row(row: Observation, folder: Path, fits: WholeRunFits | None = None
     except PerfmodelError as error:
         return Prediction(row, reason=str(error))
     except ValidationError as error:  # the row has what no scenario can have
-        first = error.errors()[0]
-        return Prediction(row, reason=": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"]))))
+        return Prediction(row, reason=first_problem(error))
 
 
 def _predicted(row: Observation, setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> Prediction:

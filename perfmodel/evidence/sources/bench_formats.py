@@ -30,6 +30,7 @@ from perfmodel.evidence.sources.bench_run import (
     Format,
     Object,
     ResultFields,
+    refuse_unequal,
     request_times,
     statistics_of,
 )
@@ -38,7 +39,7 @@ from perfmodel.evidence.sources.setups import engine_of, quantization_of
 _METRICS = ("ttft", "tpot", "itl", "e2el")
 _RATES = ("request_throughput", "output_throughput", "total_token_throughput")
 _ARRAYS = ("input_lens", "output_lens", "ttfts", "itls")
-_OF_ENGINES = ("sglang", "vllm", "tensorrt-llm", "trt")
+_OF_ENGINES = ("sglang", "tensorrt-llm", "trt")
 
 
 def _vllm_requests(fields: ResultFields) -> RequestTimes | None:
@@ -48,12 +49,7 @@ def _vllm_requests(fields: ResultFields) -> RequestTimes | None:
         return None
     errors = data.get("errors")
     errors = errors if isinstance(errors, list) else [""] * len(prompts)
-    for key, values in zip((*_ARRAYS, "errors"), (*lists, errors), strict=True):
-        if len(values) != len(prompts):
-            raise SpecError(
-                f"{name}: got {len(values):,} {key} for {len(prompts):,} input_lens; expected as many of each; the "
-                f"file was cut off, or put together from several runs."
-            )
+    refuse_unequal(name, dict(zip((*_ARRAYS, "errors"), (*lists, errors), strict=True)), len(prompts))
     e2els = []
     for number, (ttft, gaps) in enumerate(zip(ttfts, itls, strict=True)):
         if not isinstance(gaps, list):
@@ -85,7 +81,7 @@ def _vllm_rate(fields: ResultFields) -> float | None:
 def _vllm_engine(fields: ResultFields) -> str | None:
     """Any OpenAI-compatible server may be "vllm"."""
     backend = fields.text("backend") or fields.text("endpoint_type")
-    return engine_of(backend)[0] if backend.startswith(_OF_ENGINES) and not backend.startswith("vllm") else None
+    return engine_of(backend)[0] if backend.startswith(_OF_ENGINES) else None
 
 
 def _vllm_degree(fields: ResultFields) -> int:

@@ -219,12 +219,7 @@ def request_times(
 
     Raises SpecError for unequal lengths, non-numbers, and clocks that went backwards."""
     given = {**columns, **({"start": starts} if starts is not None else {})}
-    for key, values in given.items():
-        if len(values) != len(is_answered):
-            raise SpecError(
-                f"{name}: got {len(values):,} values of {key} for {len(is_answered):,} requests; expected as many of "
-                f"each; the file was cut off, or put together from several runs."
-            )
+    refuse_unequal(name, given, len(is_answered))
     kept = [number for number, answered in enumerate(is_answered) if answered]
     if not kept:
         raise SpecError(
@@ -238,6 +233,16 @@ def request_times(
     start_s = result["start"] - result["start"][0] if starts is not None else None
     prompts, outputs = (result[key].astype(np.int64) for key in ("prompt", "output"))
     return RequestTimes(start_s, prompts, outputs, result["ttft"], np.maximum(result["e2el"], result["ttft"]))
+
+
+def refuse_unequal(name: str, columns: Mapping[str, Sequence[Any]], count: int) -> None:
+    """Raise SpecError for a column of the run `name` that has not `count` values, one for each request."""
+    for key, values in columns.items():
+        if len(values) != count:
+            raise SpecError(
+                f"{name}: got {len(values):,} values of {key} for {count:,} requests; expected as many of each; the "
+                f"file was cut off, or put together from several runs."
+            )
 
 
 def _number(name: str, key: str, number: int, value: Any) -> float:

@@ -73,8 +73,5 @@ def _row(name: str, entry: Entry) -> Observation:
         "power": entry["power_w"],
         "energy_per_token": entry["energy_per_output_token_j"],
     }
-    metrics, labels = (
-        {key: float(value) for key, value in figures.items()},
-        {"task": task, "devices": entry["num_gpus"]},
-    )
-    return Observation(name, scenario, metrics, labels=labels)
+    metrics = {key: float(value) for key, value in figures.items()}
+    return Observation(name, scenario, metrics, labels={"task": task, "devices": entry["num_gpus"]})

@@ -124,8 +124,9 @@ def read_table(path: str | Path) -> KernelTable:
                 columns[name] = np.where(column == "", "nan", column).astype(np.float64)
             except ValueError:
                 columns[name] = column
-    if "latency_ms" not in columns and "num_topk" in columns:
-        columns = _by_direction(columns)
+    if "latency_ms" not in columns and {"dispatch", "combine"} <= {name.partition("_")[0] for name in columns}:
+        with understood(path):
+            columns = _by_direction(columns)
     if "latency_ms" not in columns:
         raise SpecError(f"{path}: has no column latency_ms; expected one measured time per row")
     table = KernelTable(path.parent.name, op_of(path), columns)
@@ -138,18 +139,15 @@ def read_table(path: str | Path) -> KernelTable:
 
 def _by_direction(columns: Mapping[str, Column]) -> dict[str, Column]:
     """A row for each dispatch and each combine of tables that have both in microseconds, with the notices before."""
-    result: dict[str, Column] = {name: np.concatenate([column, column]) for name, column in columns.items()}
-    count, times, units = len(columns["num_topk"]), list[Column](), list[Column]()
+    rows = np.arange(len(next(iter(columns.values()))))
+    times, units = list[Column](), list[Column]()
     for exchange in ("dispatch", "combine"):
-        parts = [
-            columns[f"{exchange}_{part}_us"]
-            for part in ("avg_t", "transmit", "notify")
-            if f"{exchange}_{part}_us" in columns
-        ]
-        times.append(np.sum(parts, axis=0) * 1e-3)
-        units.append(columns.get(f"{exchange}_sms", np.zeros(count)))
-    names = np.repeat(["dispatch", "combine"], count)
-    return result | {"exchange": names, "latency_ms": np.concatenate(times), "units": np.concatenate(units)}
+        names = (f"{exchange}_{part}_us" for part in ("avg_t", "transmit", "notify"))
+        times.append(sum((columns[name].astype(np.float64) for name in names if name in columns), 0.0 * rows) * 1e-3)
+        units.append(columns.get(f"{exchange}_sms", 0.0 * rows))
+    more = {"latency_ms": np.concatenate(times), "units": np.concatenate(units)}
+    result: dict[str, Column] = {name: np.concatenate([column, column]) for name, column in columns.items()}
+    return result | {"exchange": np.repeat(["dispatch", "combine"], len(rows)), **more}
 
 
 @contextmanager

@@ -10,7 +10,6 @@ active parameters. Number formats are the file type's, scaled to the file's byte
     llama-server    generation after a prompt of num_prompt tokens
     several devices pipeline parallel: layers are split, micro-batches follow one another"""
 
-import csv
 import datetime
 import re
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from perfmodel.errors import SpecError
-from perfmodel.evidence.observation import Entry, Observation, Reasons, described, lenient_rows, named
+from perfmodel.evidence.observation import Entry, Observation, Reasons, described, first_problem, lenient_rows, named
 from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN, QuantizationSpec
 from perfmodel.models.cards import load_model
 from perfmodel.models.number_formats import BITS_PER_WEIGHT, with_dtype, with_quantization
@@ -185,14 +184,8 @@ class DeviceTable:
         file = folder / "devices.csv"
         self._rows: dict[str, dict[str, str]] = {}
         self._known: dict[tuple[str, str], HardwareSpec] = {}
-        if not file.is_file():
-            return
-        try:
-            with file.open(encoding="utf-8") as stream:
-                rows = csv.DictReader(stream)
-                self._rows = {row["device"]: {key: cell or "" for key, cell in row.items() if key} for row in rows}
-        except (OSError, UnicodeDecodeError, csv.Error, KeyError) as error:
-            raise SpecError(f"{file}: cannot be read as a table of devices ({error}).") from None
+        if file.is_file():
+            self._rows = {row["device"]: row for row in lenient_rows(file, ("device",), "devices")}
 
     def device(self, name: str, device_class: str) -> HardwareSpec:
         """The device called `name`. Raises SpecError if neither a file nor the table has it."""
@@ -247,8 +240,7 @@ def _hardware(name: str, kind: str, row: Mapping[str, str]) -> HardwareSpec:
     try:
         return HardwareSpec.model_validate({"name": file_name, "kind": kind, "maker": maker, "declared": declared})
     except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise SpecError(f"{name}: devices.csv has too little to go by ({where}).") from None
+        raise SpecError(f"{name}: devices.csv has too little to go by ({first_problem(error)}).") from None
 
 
 # ---------------------------------------------------------------- models

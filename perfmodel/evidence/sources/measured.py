@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from perfmodel.errors import SpecError
+from perfmodel.evidence.observation import first_problem
 from perfmodel.files.base import Spec
 from perfmodel.files.sandbox import read_json
 from perfmodel.files.units import FlopsPerSecond, PositiveFloat
@@ -239,8 +240,7 @@ def read_measurements(folder: str | Path) -> Measurements:
         except OSError as error:
             raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
         except ValidationError as error:
-            first = error.errors()[0]
-            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            problem = first_problem(error)
         except (ValueError, TypeError, AttributeError) as error:
             problem = str(error).splitlines()[0]
         raise SpecError(f"{path}: {problem}; expected a file of the measuring programme.")

@@ -4,7 +4,7 @@ Load, by the benchmark's scripts: a closed loop of `concurrency` slots, all sent
 per slot, lengths uniform in 0.8 to 1.0 of the nominal ones where the row says so. Servers, by their recipes: vLLM with
 a budget of 8,192 tokens; SGLang with prompt chunks of 8,192 in steps of their own; TensorRT-LLM with whole prompts and
 room for one prompt beside the decodes, at least 8,192 tokens. Other script settings (polling interval of arrivals, how
-long ranks wait for each other's prompts) are in `recipes.yaml`.
+long ranks wait for each other's prompts) are in `recipe_arguments`.
 
 Disaggregated serving (of DeepSeek's kind of model) has the same load. Assumed from the recipes:
 
@@ -23,9 +23,6 @@ from pathlib import Path
 
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import Entry, Observation, Reasons, described, named, recorded_engine, table_rows
-from perfmodel.files.base import Spec
-from perfmodel.files.units import PositiveInt
-from perfmodel.files.validation import load_spec
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.specs import (
     Arrivals,
@@ -203,25 +200,12 @@ def _engine(entry: Entry, hardware: HardwareSpec, concurrency: int, inputs: int,
     return recorded_engine(name, entry["backend_version"], hardware, arguments)
 
 
-class _Setting(Spec):
-    """An engine argument, on devices `hardware` (empty: all), from `least_concurrency` on."""
-
-    engine: str
-    argument: str
-    value: PositiveInt
-    hardware: tuple[str, ...] = ()
-    least_concurrency: PositiveInt = 1
-
-
-class _Recipes(Spec):
-    """Later settings override earlier ones. unconfirmed: script settings recalled from memory"""
-
-    settings: tuple[_Setting, ...]
-    unconfirmed: bool = False
-
-
 def recipe_arguments(engine: str, hardware: str, concurrency: int) -> dict[str, int]:
-    """Fields of `EngineSpec` set by the scripts. engine, hardware: profile and device; concurrency: in flight"""
-    settings = load_spec(_Recipes, Path(__file__).with_name("recipes.yaml")).settings
-    members = (item for item in settings if item.engine == engine and concurrency >= item.least_concurrency)
-    return {item.argument: item.value for item in members if not item.hardware or hardware in item.hardware}
+    """Fields of `EngineSpec` set by the scripts, where rows do not say them: SemiAnalysisAI/InferenceX (formerly
+    InferenceMAX), benchmarks/*.sh, as of early 2026 [recalled]. engine, hardware: profile and device; concurrency: in
+    flight"""
+    if engine == "trtllm":
+        return {"attention_dp_timeout_iters": 60}
+    if (engine, hardware) == ("sglang", "b200-sxm"):
+        return {"poll_every": 30 if concurrency >= 16 else 10}  # SCHEDULER_RECV_INTERVAL
+    return {}

@@ -38,7 +38,7 @@ def refusal(*paths: Path) -> str:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda d: d["ttfts"].pop(), "13 ttfts for 14 input_lens"),
+        (lambda d: d["ttfts"].pop(), "13 values of ttfts for 14 requests"),
         (lambda d: d["start_times"].pop(), "13 values of start for 14 requests"),
         (lambda d: d["ttfts"].__setitem__(3, math.nan), "request 3 has 'nan' as its ttft"),
         (lambda d: d["ttfts"].__setitem__(3, -0.5), "request 3 got its first token before it was sent"),

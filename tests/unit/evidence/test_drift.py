@@ -174,6 +174,13 @@ def test_means_are_of_what_came_between_two_readings():
     assert observed_between(after, before, 5.0) is None  # it has begun anew
 
 
+def test_a_server_of_vectors_has_no_drafts_to_explain_it():
+    """It has no answers, and so no time per token, and no share of them that was drafted."""
+    means, lengths = {"mean_ttft_ms": 90.0, "mean_e2el_ms": 90.0}, {"output_tokens": 0.0, "input_tokens": 300.0}
+    judgement = DriftGuard(load_scenario("arctic-embed-m-h200")).judge(Observed(30.0, 200.0, means, lengths, 3, 0))
+    assert "limit explains it: steps take" in judgement.because
+
+
 def test_traffic_without_a_load_is_refused():
     batch = load_scenario("summaries-8b-offline")
     with pytest.raises(SpecError, match="neither a rate nor a concurrency"):

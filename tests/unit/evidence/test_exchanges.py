@@ -151,6 +151,27 @@ def test_deepeps_tables_give_their_kernels_again(tmp_path: Path) -> None:
         fit_recorded_for_all("exchange", tmp_path / "out", tmp_path / "other")
 
 
+@pytest.mark.parametrize(
+    ("columns", "cells", "sentence"),
+    [
+        ("node_num,dispatch_avg_t_us,combine_avg_t_us", "16,5,3", "got 0 rows of combine_expert on up to 8 nodes"),
+        ("node_num,dispatch_avg_t_us,combine_avg_t_us", "2,5,3", "got 1 rows of combine_expert on up to 8 nodes"),
+        ("node_num,dispatch_avg_t_us,combine_avg_t_us", "2,x,3", "its rows cannot be understood: could not convert"),
+        ("node_num,dispatch_sms,combine_sms", "2,5,3", "no row has a latency_ms above 0"),
+        ("node_num,dispatch_avg_t_us", "2,5", "has no column latency_ms"),
+    ],
+)
+def test_tables_that_say_too_little_of_deepep_are_refused(
+    tmp_path: Path, columns: str, cells: str, sentence: str
+) -> None:
+    file = tmp_path / "h100_sxm" / "wideep_deepep_ll.csv"
+    file.parent.mkdir()
+    head = "engine_version,num_token,hidden_size,num_topk,num_experts"
+    file.write_text(f"{head},{columns}\nvllm 0.14,4,7168,8,256,{cells}\n")
+    with pytest.raises(SpecError, match=sentence):
+        fit_recorded_for_all("exchange", tmp_path, tmp_path / "out")
+
+
 def test_deepeps_tables_are_compared_row_by_row(tmp_path: Path) -> None:
     """A dispatch and a combine for each row of the tables, none left out."""
     report = validate_operators(deepep_tables(tmp_path), is_full=True)

@@ -4,14 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.errors import SpecError
 from perfmodel.evidence.breakdown import why
+from perfmodel.evidence.fit.kernels import predict
+from perfmodel.evidence.fit.systems import MODULES
 from perfmodel.evidence.kinds.operators import validate_operators
-from perfmodel.evidence.sources.kernels import read_table
+from perfmodel.evidence.sources.kernels import KernelTable, read_table
 from perfmodel.evidence.sources.recorded import read_request_log, read_serving_runs
 from perfmodel.evidence.sources.steady import read_steady_states
+from perfmodel.specs import load_hardware
 
 
 @pytest.mark.parametrize("entry", [3, "x", [], {"id": "a", "workload": 0.5}, {"id": "a", "workload": {"stages": 3}}])
@@ -42,6 +47,23 @@ def test_a_log_with_an_impossible_engine_is_refused_in_one_line(tmp_path: Path, 
     with pytest.raises(SpecError, match=r"meta.json: its description is incomplete: .*max_num_seqs") as refused:
         read_request_log(folder.parent, tmp_path)
     assert "\n" not in str(refused.value)
+
+
+SLOW = {
+    "mla_bmm": {"bmm_dtype": "bfloat16", "num_heads": 128.0},
+    "gemm": {"gemm_dtype": "bfloat16", "n": 65536.0, "k": 8192.0},
+}
+
+
+@pytest.mark.parametrize(("op", "tokens", "per_ms"), [("mla_bmm", "num_tokens", 4e3), ("gemm", "m", 150)])
+def test_a_kernel_timed_at_long_prompts_alone_is_fitted(op: str, tokens: str, per_ms: float) -> None:
+    """The quickest of its rows takes longer than any launch, where the search began."""
+    counts = np.array([4e5, 8e5, 1.6e6])
+    columns = {name: np.full(len(counts), value) for name, value in {**SLOW[op], "kernel_source": "any"}.items()}
+    columns |= {"engine_version": np.full(len(counts), "vllm 0.14"), tokens: counts, "latency_ms": counts / per_ms}
+    table = KernelTable("a100_sxm", op, columns)
+    (group,) = MODULES[op].groups(table, DeviceFacts.of(load_hardware("a100-sxm-80gb")))
+    assert predict(group, MODULES[op].fit([group])) == pytest.approx(group.seconds, rel=0.1)
 
 
 GEMM = {"m": 64, "n": 4096, "k": 4096, "gemm_dtype": "bfloat16", "kernel_source": "any", "engine_version": "vllm 0.14"}

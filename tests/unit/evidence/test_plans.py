@@ -127,6 +127,9 @@ def test_a_difference_is_refused_in_words_and_ends_with_1(tmp_path: Path) -> Non
         ("[]", "no list of cases"),
         ('{"cases": [{"config": {}}]}', "case 0: requests"),
         ('{"cases": [{"config": {}, "requests": [{"arrival": -1}], "steps": []}]}', "arrival"),
+        ('{"cases": [{"config": {}, "requests": [], "steps": [[1, 5, [], 2]]}]}', "expected .step, grants"),
+        ('{"cases": [{"config": {}, "requests": [], "steps": [[1, [], [], null]]}]}', "expected .step, grants"),
+        ('{"cases": [{"config": {}, "requests": [], "steps": 3}]}', "expected .step, grants"),
     ],
 )
 def test_what_is_no_recording_is_refused(content: str, message: str, tmp_path: Path) -> None:

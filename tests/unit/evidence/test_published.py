@@ -5,6 +5,7 @@ from published_figures import IN_ONE_WORKER, PUBLISHED, published_report
 
 from perfmodel.errors import SpecError
 from perfmodel.evidence.kinds.published import predict, validate_published
+from perfmodel.evidence.kinds.published_block import factor_of_unit
 from perfmodel.planning.points import highest
 from perfmodel.specs import load_hardware, load_scenario
 
@@ -156,3 +157,39 @@ def test_the_simplest_prediction_of_a_kernel_is_what_the_datasheets_peak_gives(t
     file.write_text(f"hardware: a100-sxm-80gb\npublished: {{source: by hand, {block}}}\n")
     (comparison,) = validate_published(file).comparisons
     assert comparison.rows.trivial == pytest.approx([wanted], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("unit", "dimension", "factor"),
+    [
+        ("B", "bytes", 1),
+        ("kB", "bytes", 1e3),
+        ("KiB", "bytes", 1024),
+        ("MB", "bytes", 1e6),
+        ("MiB", "bytes", 1024**2),
+        ("GiB", "bytes", 1024**3),
+        ("TiB", "bytes", 1024**4),
+        ("TB", "GB", 1e3),
+        ("GiB", "GB", 1.073741824),
+        ("TB/s", "GB/s", 1e3),
+        ("KB/token", "bytes", 1e3),
+        ("MB/token", "bytes", 1e6),
+        ("s", "ms", 1e3),
+        ("min", "s", 60),
+        ("h", "s", 3600),
+        ("ms", "us", 1e3),
+        ("ns", "us", 1e-3),
+        ("PFLOP/s", "TFLOP/s", 1e3),
+        ("GFLOPS", "TFLOP/s", 1e-3),
+        ("ktok/s", "tokens/s", 1e3),
+        ("tokens/s/GPU", "tokens/s", 1),
+        ("req/min", "requests/s", 1 / 60),
+        ("%", "fraction", 0.01),
+        ("x (faster)", "times", 1),
+        ("Wh", "J", 3600),
+        ("kJ", "J", 1e3),
+        ("sequences", "count", 1),
+    ],
+)
+def test_a_unit_is_so_much_of_the_metrics_own(unit: str, dimension: str, factor: float) -> None:
+    assert factor_of_unit(unit, dimension, "a metric") == pytest.approx(factor)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel.cost import EngineProfile, HostFit, ServerFit, plan_memory
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.profiles import fit_engine_profile
-from perfmodel.evidence.kinds.runs import report_serving, report_steady_state, validate_per_request
+from perfmodel.evidence.kinds.runs import mean_backlog_wait_s, report_serving, report_steady_state, validate_per_request
 from perfmodel.evidence.observation import Observation
 from perfmodel.evidence.predict.recorded import (
     accelerated,
@@ -189,9 +191,26 @@ def test_a_log_is_replayed_request_by_request(tmp_path: Path) -> None:
     assert report.metrics["ttft_mean"].bias == pytest.approx(report.metrics["ttft"].bias)
 
 
-def test_what_scripts_set_is_read_from_the_recipes() -> None:
+def test_what_scripts_set_is_taken() -> None:
     """The largest concurrency that a setting holds from counts; other devices and engines have none of it."""
     assert recipe_arguments("sglang", "b200-sxm", 15) == {"poll_every": 10}
     assert recipe_arguments("sglang", "b200-sxm", 16) == {"poll_every": 30}
     assert recipe_arguments("sglang", "h100-sxm-80gb", 64) == {}
     assert recipe_arguments("trtllm", "h200-sxm", 1) == {"attention_dp_timeout_iters": 60}
+
+
+# What is left over waits: queues that begin empty and are asked for more than they serve.
+
+
+@given(rate=st.integers(1, 40), capacity=st.integers(1, 40), duration=st.integers(10, 400))
+def test_the_mean_wait_is_that_of_each_arrival(rate: int, capacity: int, duration: int) -> None:
+    """Arrival by arrival: number n comes at n / rate and starts when n have been served, n / capacity."""
+    waits = [max(n / capacity - n / rate, 0.0) for n in range(rate * duration)]
+    mean = sum(waits) / len(waits)
+    assert mean_backlog_wait_s(rate, capacity, duration) == pytest.approx(mean, rel=0.11, abs=1e-9)
+
+
+def test_a_tenth_of_the_capacity_is_half_of_the_wait() -> None:
+    """4 requests/s of which 3.3 are served: 0.21 of the time; with a tenth more capacity, 3.63, it is 0.10."""
+    assert mean_backlog_wait_s(4, 3.3, 1200) == pytest.approx(127.3, abs=0.1)
+    assert mean_backlog_wait_s(4, 3.63, 1200) / mean_backlog_wait_s(4, 3.3, 1200) == pytest.approx(0.48, abs=0.01)

@@ -77,6 +77,8 @@ def test_the_command_names_runs_that_a_load_tool_takes(suggestion):
     changes = ["engine.profile=sglang", "traffic.arrivals.rate=3"]  # load tests have their own traffic
     sglang = suggest_runs(load_scenario(SCENARIO, changes), SCENARIO, changes)
     assert sglang.then.endswith("--engine sglang --set engine.profile=sglang")
+    repeated = load_scenario(SCENARIO, ["traffic.prefix={shared_tokens: 99}"])  # random prompts share nothing
+    assert suggest_runs(repeated, SCENARIO).then.endswith("--engine vllm --set traffic.prefix=null")
     loop = ("--set", "traffic.num_requests=40", "--set", "traffic.arrivals={process: closed_loop, concurrency: 8}")
     closed = CliRunner().invoke(app, ["calibrate", "--suggest", "--scenario", SCENARIO, "--json", *loop])
     assert all("--max-concurrency" in run["command"] for run in json.loads(closed.stdout)["runs"])

@@ -61,6 +61,9 @@ def test_the_badge_counts_rows_like_the_answer(measured):
             "speculation",
         ),
         ({"engine.kv_offload": {"capacity_bytes": 10**10}}, "a second tier of KV"),
+        ({"engine.runner": "pooling", "traffic.output_tokens": None}, "vectors or scores"),
+        ({"cluster.autoscaling": {"metric": "concurrency", "target": 32, "max_replicas": 4}}, "an autoscaler"),
+        ({"hardware": "a100-sxm-80gb:3g.40gb"}, "MIG slices"),
     ],
 )
 def test_what_no_row_has_is_not_validated_by_rows_without_it(measured, changes, what):
