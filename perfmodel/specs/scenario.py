@@ -122,6 +122,7 @@ class Scenario(CheckedSpec):
             if engine.kv_offload is not None:
                 engine.kv_offload.link_of(hardware)
             yield from self._conflicts_of_adapters(pool)
+            yield from self._conflicts_of_host(pool)
             if pool.role != "unified":
                 if engine.speculative_config is not None:
                     yield (
@@ -165,6 +166,24 @@ class Scenario(CheckedSpec):
             )
         if engine.enable_lora and pool.role != "unified":
             yield "got enable_lora in prefill and decode pools; only unified engines have it"
+
+    def _conflicts_of_host(self, pool: PoolSpec) -> Iterator[str]:
+        """What cores of the host that processes share do not go with."""
+        engine, hardware = pool.engine, pool.hardware or self.hardware
+        if hardware.host is None:
+            return
+        others = {
+            f"the device {hardware.name}, whose cores compute the model": hardware.kind == "cpu",
+            f"engine.profile={engine.profile}, whose processes are not known": engine.described.facts.host_processes
+            is None,
+            "prefill and decode pools": pool.role != "unified",
+            "a replica on several nodes": engine.num_devices > hardware.devices_per_node,
+            "engine.pipeline_parallel_size": engine.pipeline_parallel_size > 1,
+            "engine.enable_dbo": engine.enable_dbo,
+            "engine.speculative_config": engine.speculative_config is not None,
+        }
+        for other in (name for name, is_given in others.items() if is_given):
+            yield f"got hardware.host.cores={hardware.host.cores} beside {other}: not modelled; leave one of the two out"
 
     def _conflicts_of_images(self) -> Iterator[str]:
         """What images in the traffic do not go with."""

@@ -165,6 +165,10 @@ class Cluster:
 
         engines = [engine(index, lockstep) for index, lockstep in enumerate(locksteps, first)]
         replicas = tuple(Replica(engines[i : i + together]) for i in range(0, len(engines), together))
+        if own.hardware.host is not None and executed is None:
+            from perfmodel.sim.replica.host_cores import share_cores
+
+            share_cores(own, [replica.ranks for replica in replicas], server, getattr(cost_model, "host", None))
         route = FleetRouter(spec.router or self.scenario.cluster.router, replicas, self.scenario.seed)
         pipelines = tuple(dict.fromkeys(clock for clock in locksteps if isinstance(clock, Pipeline)))
         self.pools.append(Pool(spec, own, memory, cost_model, replicas, route, backend, pipelines))

@@ -4,11 +4,15 @@ A `Lockstep` drives its steps, alone or with the other ranks of a data-parallel 
 
 from collections.abc import Callable, Sequence
 from heapq import heapreplace
+from typing import TYPE_CHECKING
 
 from perfmodel.cost.calibrations.engine_profile import ServerFit
 from perfmodel.engine import Request, RequestStatus, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.replica.lockstep import Lockstep
+
+if TYPE_CHECKING:
+    from perfmodel.sim.replica.host_cores import HostCores
 
 
 class FrontEnd:
@@ -23,12 +27,28 @@ class FrontEnd:
         self._out = to_ticks(server.out_s)
         self._out_per_sequence = to_ticks(server.out_per_sequence_s)
         self._free_at = [0] * num_processes  # a heap
+        self._cores: HostCores | None = None
+
+    @property
+    def num_processes(self) -> int:
+        return len(self._free_at)
+
+    def share(self, cores: "HostCores") -> None:
+        """Work on `cores`, where others do as well."""
+        self._cores = cores
+
+    def num_busy(self, now: int) -> int:
+        """Processes that take requests in."""
+        return sum([free > now for free in self._free_at])
 
     def delay(self, request: Request, now: int) -> int:
         """Ticks until the engine has a request that arrives `now`."""
-        done_at = max(self._free_at[0], now) + self._in_serial + self._in_per_token * request.num_prompt_tokens
+        work, latency = self._in_serial + self._in_per_token * request.num_prompt_tokens, self._in
+        if self._cores is not None:
+            work, latency = self._cores.taken_in(work, now), self._cores.taken_in(latency, now)
+        done_at = max(self._free_at[0], now) + work
         heapreplace(self._free_at, done_at)
-        return done_at - now + self._in
+        return done_at - now + latency
 
     def pass_in(self, env: TickEnvironment, request: Request, enter: Callable[[Request], None]) -> None:
         """Call `enter` once the engine has a `request` that arrives now."""
@@ -40,7 +60,8 @@ class FrontEnd:
 
     def delay_out(self, batch: int) -> int:
         """Ticks from the end of a step that sampled for `batch` sequences until clients have the tokens."""
-        return self._out + self._out_per_sequence * -(-batch // len(self._free_at))
+        ticks = self._out + self._out_per_sequence * -(-batch // len(self._free_at))
+        return ticks if self._cores is None else self._cores.sent(ticks)
 
     def deliver(self, request: Request) -> None:
         """Shift a finished request's times from sampling to delivery."""
@@ -72,8 +93,9 @@ class EngineRank:
         self.is_dead = False  # failed, not yet detected
         self._watchers: list[Callable[[int], None]] = []
         self.block_size = loop.scheduler.config.block_size
-        self._lockstep, self._on_finished, self._on_step = lockstep, on_finished, on_step
-        self._front_end = front_end or FrontEnd(ServerFit())
+        self.clock = self._lockstep = lockstep
+        self._on_finished, self._on_step = on_finished, on_step
+        self.front_end = self._front_end = front_end or FrontEnd(ServerFit())
         lockstep.join(self)
 
     def add(self, request: Request) -> None:

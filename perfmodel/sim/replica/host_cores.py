@@ -1,0 +1,109 @@
+"""`HostCores`: the cores of a host, which the processes of one replica share.
+
+R processes with work for C cores each get min(1, C / R) of one, as Linux shares them out, so that it takes
+
+    f(R) = max(1, R / C)
+
+times as long. B processes poll while their rank has a step (`HostProcesses`) and count as a share p of one each; API
+servers count while they take requests in, and all A of them while they send the tokens of the last step, w of work
+each, beside which the host's work h of the next one begins:
+
+    t_host = min(h, w) f(1 + p (B - 1) + A) + (h - min(h, w)) f(1 + p (B - 1) + API servers taking in)
+
+Work outside of steps (`FrontEnd`) takes f(p B + API servers at work) when it comes. It is fluid: no process waits for a
+time slice, none is bound to a core."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from perfmodel.cost import Host, ServerFit
+from perfmodel.sim.clock import to_ticks
+from perfmodel.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    from perfmodel.sim.replica.lockstep import Lockstep
+    from perfmodel.sim.replica.replica import EngineRank, FrontEnd
+
+
+class HostCores:
+    """Of one replica.
+
+    num_cores: of a slice of a replica, its share; num_polling: processes of a rank with a step, each as `share` of one
+    host: host times of the steps; sent: an API server's ticks for a token that it sends"""
+
+    def __init__(
+        self, num_cores: float, num_polling: int, share: float, host: Host, fronts: "Sequence[FrontEnd]", sent: int
+    ) -> None:
+        self._num_cores, self._per_rank, self._share, self._host, self._sent = num_cores, num_polling, share, host, sent
+        self._fronts, self._num_servers = fronts, sum([front.num_processes for front in fronts])
+        self._ranks: dict[Lockstep, int] = {}  # that have a step, by their clock
+        self._polling, self._num_taking = 0.0, 0
+
+    def begin(self, clock: "Lockstep", num_ranks: int, now: int) -> None:
+        """So many ranks of `clock` have a step from `now` on."""
+        self._host.cores = self
+        self._ranks[clock] = num_ranks
+        self._polling = self._share * self._per_rank * sum(self._ranks.values())
+        self._num_taking = sum([front.num_busy(now) for front in self._fronts])
+
+    def taken_in(self, ticks: int, now: int) -> int:
+        """What `ticks` of an API server's work for a request that comes `now` take."""
+        num_busy = sum([front.num_busy(now) for front in self._fronts])
+        return self._stretched(ticks, min(num_busy + 1, self._num_servers))
+
+    def sent(self, ticks: int) -> int:
+        """What `ticks` of work for tokens of a step take."""
+        return self._stretched(ticks, self._num_servers)
+
+    def step(self, serial: int, hidden: int, num_samples: int) -> tuple[int, int]:
+        """What `serial` and then `hidden` ticks of the host take in a step that samples for so many sequences."""
+        beside = self._sent * -(-num_samples // self._num_servers)
+        first = self._step(serial, beside)
+        return first, self._step(serial + hidden, beside) - first
+
+    def _step(self, ticks: int, beside: int) -> int:
+        beside, works = min(ticks, beside), 1 - self._share  # the process itself has work
+        sending = self._stretched(beside, self._num_servers + works)
+        return sending + self._stretched(ticks - beside, self._num_taking + works)
+
+    def _stretched(self, ticks: int, others: float) -> int:
+        return round(ticks * max(1.0, (self._polling + others) / self._num_cores))
+
+
+def share_cores(
+    scenario: Scenario, replicas: "Sequence[Sequence[EngineRank]]", server: ServerFit, host: Host | None
+) -> None:
+    """Let the ranks of each of `replicas`, and the API servers before them, share `scenario.hardware.host.cores`.
+
+    Nothing is changed where each process has a core of its own. host: of the cost model"""
+    processes, given = num_processes(scenario), scenario.hardware.host
+    known = scenario.engine.described.facts.host_processes
+    if given is None or known is None or host is None or sum(processes) <= given.cores:
+        return
+    num_ranks = scenario.engine.data_parallel_size
+    for ranks in replicas:
+        fronts = list(dict.fromkeys(rank.front_end for rank in ranks))
+        own = given.cores * len(ranks) / num_ranks
+        sent = to_ticks(server.out_per_sequence_s)
+        cores = HostCores(own, processes[0] // num_ranks, known.polling_share, host, fronts, sent)
+        for shared in (*fronts, *dict.fromkeys(rank.clock for rank in ranks)):
+            shared.share(cores)
+
+
+def num_processes(scenario: Scenario) -> tuple[int, int]:
+    """A replica's processes that poll, and its API servers, under the rules of its engine; 0 where they are not known."""
+    engine, known = scenario.engine, scenario.engine.described.facts.host_processes
+    num_ranks = engine.data_parallel_size
+    polling = known.polling(engine.num_devices // num_ranks) * num_ranks if known is not None else 0
+    return polling, engine.api_server_count or num_ranks
+
+
+def core_notes(scenario: Scenario) -> list[str]:
+    """How much longer the host takes at most for lack of cores."""
+    given, (polling, servers) = scenario.hardware.host, num_processes(scenario)
+    if given is None or polling + servers <= given.cores:
+        return []
+    return [
+        f"A replica has {polling} processes that poll and {servers} for API servers on hardware.host.cores="
+        f"{given.cores}; work of the host takes longer than with a core for each."
+    ]
