@@ -9,7 +9,7 @@ and that of a token. With --cores, a server of a still smaller model and its cli
 are asked three times. Ten minutes; needs Linux.
 """
 
-__all__ = ["main"]
+__all__ = ["cpu_seconds", "main"]
 
 import argparse
 import http.client
@@ -70,9 +70,9 @@ def main() -> None:
 def _measured(url: str, num_words: int, num_requests: int) -> dict[str, Any]:
     """Throughput and CPU seconds per request of each kind of process, with prompts of so many words."""
     _ask(url, num_words, _NUM_WARM)
-    before, begun, own = _cpu_seconds(), time.perf_counter(), time.process_time()
+    before, begun, own = cpu_seconds(), time.perf_counter(), time.process_time()
     tokens, latencies = _ask(url, num_words, num_requests)
-    took, after = time.perf_counter() - begun, {**_cpu_seconds(), "clients": time.process_time() - own}
+    took, after = time.perf_counter() - begun, {**cpu_seconds(), "clients": time.process_time() - own}
     spent = {name: (after[name] - before.get(name, 0.0)) / num_requests for name in after}
     return {
         "prompt_tokens": tokens,
@@ -113,7 +113,7 @@ def _ask(url: str, num_words: int, num_requests: int) -> tuple[int, list[float]]
     return tokens[0], latencies
 
 
-def _cpu_seconds() -> dict[str, float]:
+def cpu_seconds() -> dict[str, float]:
     """Of this process's children and theirs, by kind, all of a kind together."""
     parents, totals, kinds = dict[int, int](), dict[int, float](), dict[int, str]()
     for file in Path("/proc").glob("[0-9]*/stat"):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from simpy.events import URGENT
 
@@ -28,6 +28,7 @@ from perfmodel.specs.scenario import Scenario
 if TYPE_CHECKING:
     from perfmodel.sim.fleet.gateway import LostRequest
     from perfmodel.sim.records.whole_runs import WholeRuns
+    from perfmodel.sim.traffic.beams import BeamSearch
 
 Progress = Callable[[int, int | None], None]
 _MAX_STEPS_KEPT = 300_000  # requests whose step records are kept in memory by default
@@ -127,6 +128,11 @@ def serve(
     report_every = min(max((total or 10_000) // 100, 1), _REPORT_EVERY)
 
     def on_finished(replica: EngineRank, request: Request) -> None:
+        if beams is not None:
+            answered = beams.on_finished(request)
+            if answered is None:
+                return
+            request = answered
         collector.add_request(request, replica.index)
         client.on_finished(request)
         if executed is not None:
@@ -154,6 +160,13 @@ def serve(
         basis = basis_of(entrance)
         compressor = Compressor.of(env, entrance, shortening.model, (basis.calibration, basis.profile), cluster.route)
         route = lambda _: compressor  # noqa: E731
+    beams: BeamSearch | None = None
+    if (width := scenario.traffic.beam_width) > 1:
+        from perfmodel.sim.traffic import beams as searches
+
+        engine_of = cast("Callable[[Request], EngineRank]", cluster.route)  # of plain pools
+        search = beams = searches.BeamSearch(env, width, workload.block_size, scenario.seed, engine_of)
+        route = lambda _: search  # noqa: E731
     if workload.traffic.trace is not None:  # prompts that leave no room for an answer: vLLM refuses these alone
         rejecting, accepted = _RejectingServer(env, on_lost), route
         route = lambda request: rejecting if workload.refuses(request) else accepted(request)  # noqa: E731

@@ -123,6 +123,7 @@ class Scenario(CheckedSpec):
                 engine.kv_offload.link_of(hardware)
             yield from self._conflicts_of_adapters(pool)
             yield from self._conflicts_of_host(pool)
+            yield from self._conflicts_of_beams(pool)
             if pool.role != "unified":
                 if engine.speculative_config is not None:
                     yield (
@@ -184,6 +185,21 @@ class Scenario(CheckedSpec):
         }
         for other in (name for name, is_given in others.items() if is_given):
             yield f"got hardware.host.cores={hardware.host.cores} beside {other}: not modelled; leave one of the two out"
+
+    def _conflicts_of_beams(self, pool: PoolSpec) -> Iterator[str]:
+        """What beams do not go with."""
+        engine, width = pool.engine, self.traffic.beam_width
+        others = {
+            f"engine.profile={engine.profile}, whose beams are not known": not engine.described.facts.api_server_beam_s,
+            "prefill and decode pools": pool.role != "unified",
+            "a gateway, autoscaling, failures or shares of pools": self.cluster.is_dynamic,
+            "engine.data_parallel_size": engine.data_parallel_size > 1,
+            "engine.speculative_config": engine.speculative_config is not None,
+            "prompt_compression": self.prompt_compression is not None,
+            f"{self.model.name}, which generates no text": self.model.pooling is not None or engine.runner == "pooling",
+        }
+        for other in (name for name, is_given in others.items() if is_given and width > 1):
+            yield f"got traffic.beam_width={width} beside {other}: not modelled together; leave one of the two out"
 
     def _conflicts_of_images(self) -> Iterator[str]:
         """What images in the traffic do not go with."""

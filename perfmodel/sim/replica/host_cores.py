@@ -14,10 +14,11 @@ Work outside of steps (`FrontEnd`) takes f(p B + API servers at work) when it co
 time slice, none is bound to a core."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfmodel.cost import Host, ServerFit
 from perfmodel.sim.clock import to_ticks
+from perfmodel.specs.engine.description import HostProcesses
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -75,35 +76,45 @@ def share_cores(
 ) -> None:
     """Let the ranks of each of `replicas`, and the API servers before them, share `scenario.hardware.host.cores`.
 
-    Nothing is changed where each process has a core of its own. host: of the cost model"""
-    processes, given = num_processes(scenario), scenario.hardware.host
-    known = scenario.engine.described.facts.host_processes
-    if given is None or known is None or host is None or sum(processes) <= given.cores:
+    Nothing is changed where these are enough. host: of the cost model"""
+    wanted, given = _wanted(scenario), scenario.hardware.host
+    if given is None or host is None or wanted.cores <= given.cores:
         return
-    num_ranks = scenario.engine.data_parallel_size
+    num_ranks, sent = scenario.engine.data_parallel_size, to_ticks(server.out_per_sequence_s)
     for ranks in replicas:
         fronts = list(dict.fromkeys(rank.front_end for rank in ranks))
         own = given.cores * len(ranks) / num_ranks
-        sent = to_ticks(server.out_per_sequence_s)
-        cores = HostCores(own, processes[0] // num_ranks, known.polling_share, host, fronts, sent)
+        cores = HostCores(own, wanted.num_polling // num_ranks, wanted.polling_share, host, fronts, sent)
         for shared in (*fronts, *dict.fromkeys(rank.clock for rank in ranks)):
             shared.share(cores)
 
 
-def num_processes(scenario: Scenario) -> tuple[int, int]:
-    """A replica's processes that poll, and its API servers, under the rules of its engine; 0 where they are not known."""
-    engine, known = scenario.engine, scenario.engine.described.facts.host_processes
+class _Wanted(NamedTuple):
+    """Of a replica: its processes that poll, as what share of one with work, and its API servers."""
+
+    num_polling: int
+    polling_share: float
+    num_servers: int
+
+    @property
+    def cores(self) -> float:
+        """At most, while one of those that poll has work."""
+        return 1 + self.polling_share * (self.num_polling - 1) + self.num_servers
+
+
+def _wanted(scenario: Scenario) -> _Wanted:
+    engine, processes = scenario.engine, scenario.engine.described.facts.host_processes or HostProcesses()
     num_ranks = engine.data_parallel_size
-    polling = known.polling(engine.num_devices // num_ranks) * num_ranks if known is not None else 0
-    return polling, engine.api_server_count or num_ranks
+    num_polling = processes.polling(engine.num_devices // num_ranks) * num_ranks
+    return _Wanted(num_polling, processes.polling_share, engine.api_server_count or num_ranks)
 
 
 def core_notes(scenario: Scenario) -> list[str]:
-    """How much longer the host takes at most for lack of cores."""
-    given, (polling, servers) = scenario.hardware.host, num_processes(scenario)
-    if given is None or polling + servers <= given.cores:
+    """That the host takes longer for lack of cores."""
+    given, wanted = scenario.hardware.host, _wanted(scenario)
+    if given is None or wanted.cores <= given.cores:
         return []
     return [
-        f"A replica has {polling} processes that poll and {servers} for API servers on hardware.host.cores="
-        f"{given.cores}; work of the host takes longer than with a core for each."
+        f"A replica has {wanted.num_polling} processes that poll and {wanted.num_servers} for API servers on "
+        f"hardware.host.cores={given.cores}; the host's work takes up to {wanted.cores / given.cores:.2g} times as long."
     ]

@@ -24,6 +24,7 @@ class FrontEnd:
         self._in = to_ticks(server.in_s)
         self._in_serial = to_ticks(server.in_serial_s)
         self._in_per_token = to_ticks(server.in_per_prompt_token_s)
+        self._beam = to_ticks(server.beam_s)
         self._out = to_ticks(server.out_s)
         self._out_per_sequence = to_ticks(server.out_per_sequence_s)
         self._free_at = [0] * num_processes  # a heap
@@ -44,6 +45,8 @@ class FrontEnd:
     def delay(self, request: Request, now: int) -> int:
         """Ticks until the engine has a request that arrives `now`."""
         work, latency = self._in_serial + self._in_per_token * request.num_prompt_tokens, self._in
+        if request.beam_step > 0:
+            work, latency = self._beam, 0
         if self._cores is not None:
             work, latency = self._cores.taken_in(work, now), self._cores.taken_in(latency, now)
         done_at = max(self._free_at[0], now) + work
@@ -64,7 +67,9 @@ class FrontEnd:
         return ticks if self._cores is None else self._cores.sent(ticks)
 
     def deliver(self, request: Request) -> None:
-        """Shift a finished request's times from sampling to delivery."""
+        """Shift a finished request's times from sampling to delivery; a beam's token goes no farther."""
+        if request.beam_step >= 0:
+            return
         assert request.first_token_at is not None
         assert request.finished_at is not None
         request.first_token_at += self.delay_out(request.first_token_batch)

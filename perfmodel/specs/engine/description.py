@@ -374,6 +374,7 @@ class EngineFacts(Spec):
     api_server_request_s: float = Field(
         default=0.0, ge=0
     )  # CPU time of its server's process for an answer that comes whole
+    api_server_beam_s: float = Field(default=0.0, ge=0)  # for a token of a beam that it asks for; 0: it has no beams
     host_processes: HostProcesses | None = None  # None: not known
     released: datetime.date | None = None  # when the version came out
     unconfirmed: tuple[str, ...] = ()
