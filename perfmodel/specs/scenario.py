@@ -58,7 +58,7 @@ class Scenario(CheckedSpec):
     """A scenario with its names resolved: `model` and `hardware` are the specs themselves.
 
     However it is made, `model_changes` and the engine's formats are applied to `model`, arguments that were not given
-    have the defaults of the engine's version on the device, and `cluster.network` is that of all hardware.
+    have the defaults of the engine's version on the device, and `cluster.network` and `host` are those of all hardware.
     `perfmodel.specs.load_scenario` makes one from a file.
 
     Raises SpecError, UnsupportedError for what the engine does not start with."""
@@ -171,7 +171,8 @@ class Scenario(CheckedSpec):
     def _conflicts_of_host(self, pool: PoolSpec) -> Iterator[str]:
         """What cores of the host that processes share do not go with."""
         engine, hardware = pool.engine, pool.hardware or self.hardware
-        if hardware.host is None:
+        host = self.cluster.host or hardware.host
+        if host is None:
             return
         others = {
             f"the device {hardware.name}, whose cores compute the model": hardware.kind == "cpu",
@@ -184,7 +185,7 @@ class Scenario(CheckedSpec):
             "engine.speculative_config": engine.speculative_config is not None,
         }
         for other in (name for name, is_given in others.items() if is_given):
-            yield f"got hardware.host.cores={hardware.host.cores} beside {other}: not modelled; leave one of the two out"
+            yield f"got host.cores={host.cores} beside {other}: not modelled; leave one of the two out"
 
     def _conflicts_of_beams(self, pool: PoolSpec) -> Iterator[str]:
         """What beams do not go with."""
@@ -306,14 +307,16 @@ class Scenario(CheckedSpec):
 
 
 def _served_fields(scenario: Scenario, positions: Positions) -> dict[str, Any]:
-    """Fields of `scenario` that differ once served: the model, engine defaults, and `cluster.network` on all hardware.
+    """Fields of `scenario` that differ once served: the model, engine defaults, and the cluster's `network` and `host`
+    on all hardware.
 
     Raises SpecError, or UnsupportedError for what no engine starts with: `file:line: field: ...`."""
     hardware, cluster = scenario.hardware, scenario.cluster
     use: Use = "offline" if scenario.traffic.arrivals.process == "burst" else "server"
     changed = _changed(scenario.model, scenario.model_changes, positions)
     model = _as_served(changed, scenario.engine, hardware, positions)
-    network = {} if cluster.network is None else {"network": cluster.network}
+    given = {"network": cluster.network, "host": cluster.host}
+    around = {name: value for name, value in given.items() if value is not None}
     pools = []
     for number, pool in enumerate(cluster.pools):
         place, device, served = ("cluster", "pools", number), pool.hardware or hardware, model
@@ -322,8 +325,8 @@ def _served_fields(scenario: Scenario, positions: Positions) -> dict[str, Any]:
         engine = _with_defaults(pool.engine, served, device, use, positions)
         _check_start(served, engine, device, positions, place)
         update: dict[str, Any] = {"engine": engine, "model": None if served is model else served}
-        if pool.hardware is not None and network:
-            update["hardware"] = pool.hardware.model_copy(update=network)
+        if pool.hardware is not None and around:
+            update["hardware"] = pool.hardware.model_copy(update=around)
         pools.append(pool.model_copy(update=update))
     engine = _with_defaults(scenario.engine, model, hardware, use, positions)
     for path, sentence in answer_conflicts(scenario.traffic, model, pools):
@@ -335,7 +338,7 @@ def _served_fields(scenario: Scenario, positions: Positions) -> dict[str, Any]:
     fields = {"model": model, "engine": engine, "cluster": cluster}
     if model.pooling is not None and scenario.traffic.trace is None:
         fields["traffic"] = scenario.traffic.model_copy(update={"output_tokens": ONE_TOKEN})
-    return fields | ({"hardware": hardware.model_copy(update=network)} if network else {})
+    return fields | ({"hardware": hardware.model_copy(update=around)} if around else {})
 
 
 def _as_served(

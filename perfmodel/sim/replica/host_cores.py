@@ -85,8 +85,10 @@ def share_cores(
         fronts = list(dict.fromkeys(rank.front_end for rank in ranks))
         own = given.cores * len(ranks) / num_ranks
         cores = HostCores(own, wanted.num_polling // num_ranks, wanted.polling_share, host, fronts, sent)
-        for shared in (*fronts, *dict.fromkeys(rank.clock for rank in ranks)):
-            shared.share(cores)
+        for front in fronts:
+            front.share(cores)
+        for clock in dict.fromkeys(rank.clock for rank in ranks):
+            clock.share(cores)
 
 
 class _Wanted(NamedTuple):
@@ -116,5 +118,5 @@ def core_notes(scenario: Scenario) -> list[str]:
         return []
     return [
         f"A replica has {wanted.num_polling} processes that poll and {wanted.num_servers} for API servers on "
-        f"hardware.host.cores={given.cores}; the host's work takes up to {wanted.cores / given.cores:.2g} times as long."
+        f"host.cores={given.cores}; the host's work takes up to {wanted.cores / given.cores:.2g} times as long."
     ]

@@ -52,7 +52,9 @@ def test_work_outside_of_steps_waits_for_those_that_poll() -> None:
 def test_more_cores_are_never_slower_and_enough_change_nothing(
     serial: int, hidden: int, samples: int, number: int, polling: int, share: float, servers: int
 ) -> None:
-    fewer, more = (cores(count, polling, share, servers).step(serial, hidden, samples) for count in (number, number + 1))
+    fewer, more = (
+        cores(count, polling, share, servers).step(serial, hidden, samples) for count in (number, number + 1)
+    )
     assert more[0] <= fewer[0]
     assert sum(more) <= sum(fewer) + 1
     enough = 1 + share * (polling - 1) + servers
@@ -93,7 +95,10 @@ def test_replicas_have_their_own_and_ranks_of_one_share() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["engine.profile=trtllm"], "cores=4 beside engine.profile=trtllm, whose processes are not known: not modelled"),
+        (
+            ["engine.profile=trtllm"],
+            "cores=4 beside engine.profile=trtllm, whose processes are not known: not modelled",
+        ),
         (["engine.pipeline_parallel_size=2"], "cores=4 beside engine.pipeline_parallel_size"),
         (["engine.tensor_parallel_size=16"], "cores=4 beside a replica on several nodes"),
         (["cluster.pools=[{role: prefill}, {role: decode}]"], "cores=4 beside prefill and decode pools"),
@@ -110,6 +115,6 @@ def test_the_answer_says_that_cores_are_few() -> None:
     made: Scenario = load_scenario("llama-3.1-70b-h100-tp4", [FEW, "hardware.host.cores=2"])
     notes = [note for note in simulate(made).notes if "cores" in note]
     assert notes == [
-        "A replica has 5 processes that poll and 1 for API servers on hardware.host.cores=2; the host's work takes up to "
+        "A replica has 5 processes that poll and 1 for API servers on host.cores=2; the host's work takes up to "
         "2 times as long."
     ]

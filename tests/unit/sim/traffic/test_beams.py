@@ -64,7 +64,9 @@ def test_the_client_gets_all_beams_at_once() -> None:
 
 
 def _plain(one: Scenario) -> dict[str, Any]:
-    return one.traffic.model_dump(include={"arrivals", "num_requests", "input_tokens", "output_tokens"}, mode="json", exclude_none=True)
+    return one.traffic.model_dump(
+        include={"arrivals", "num_requests", "input_tokens", "output_tokens"}, mode="json", exclude_none=True
+    )
 
 
 def test_one_beam_is_what_there_was_without_the_field() -> None:
@@ -146,7 +148,10 @@ def test_the_real_server_asked_for_and_found_as_much() -> None:
         ("traffic.rollouts={iterations: 2}", "beam_width=4 beside rollouts"),
         ("engine.profile=sglang", "beam_width=4 beside engine.profile=sglang, whose beams are not known"),
         ("engine.data_parallel_size=2", "beam_width=4 beside engine.data_parallel_size"),
-        ("engine.speculative_config={method: ngram, num_speculative_tokens: 2, acceptance: {rate: 0.5}}", "beside engine.speculative_config"),
+        (
+            "engine.speculative_config={method: ngram, num_speculative_tokens: 2, acceptance: {rate: 0.5}}",
+            "beside engine.speculative_config",
+        ),
         ("cluster.pools=[{role: prefill}, {role: decode}]", "beam_width=4 beside prefill and decode pools"),
         ("cluster.gateway={max_queue: 5}", "beam_width=4 beside a gateway"),
         ("model=bge-m3", "beam_width=4 beside bge-m3, which generates no text"),
