@@ -5,8 +5,8 @@
 The model has one small layer and vectors of 1,024 numbers, so that what is left is the server: HTTP, tokenisation and
 JSON in the API server, plans and messages in the engine's core. CPU time is read of each process before and after,
 which other work on the machine disturbs little; a line through prompts of several lengths has the part of a request
-and that of a token. With --cores, a server of a still smaller model and its clients share so many cores, and are asked short
-prompts three times. Ten minutes; needs Linux.
+and that of a token. With --cores, a server of a still smaller model and its clients share so many cores, and short
+prompts are sent, three times. Ten minutes; needs Linux.
 """
 
 __all__ = ["cpu_seconds", "main"]

@@ -21,6 +21,7 @@ from perfmodel.sim.records.result import RunResult, eager_notes, run_notes, work
 from perfmodel.sim.records.summary import summarize
 from perfmodel.sim.records.totals import device_totals
 from perfmodel.sim.replica.replica import EngineRank
+from perfmodel.sim.traffic.beams import BeamSearch
 from perfmodel.sim.traffic.clients import Compressor, Route, client_of
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
@@ -28,7 +29,6 @@ from perfmodel.specs.scenario import Scenario
 if TYPE_CHECKING:
     from perfmodel.sim.fleet.gateway import LostRequest
     from perfmodel.sim.records.whole_runs import WholeRuns
-    from perfmodel.sim.traffic.beams import BeamSearch
 
 Progress = Callable[[int, int | None], None]
 _MAX_STEPS_KEPT = 300_000  # requests whose step records are kept in memory by default
@@ -162,10 +162,8 @@ def serve(
         route = lambda _: compressor  # noqa: E731
     beams: BeamSearch | None = None
     if (width := scenario.traffic.beam_width) > 1:
-        from perfmodel.sim.traffic import beams as searches
-
         engine_of = cast("Callable[[Request], EngineRank]", cluster.route)  # of plain pools
-        search = beams = searches.BeamSearch(env, width, workload.block_size, scenario.seed, engine_of)
+        search = beams = BeamSearch(env, width, workload.block_size, scenario.seed, engine_of)
         route = lambda _: search  # noqa: E731
     if workload.traffic.trace is not None:  # prompts that leave no room for an answer: vLLM refuses these alone
         rejecting, accepted = _RejectingServer(env, on_lost), route

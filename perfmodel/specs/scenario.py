@@ -122,8 +122,7 @@ class Scenario(CheckedSpec):
             if engine.kv_offload is not None:
                 engine.kv_offload.link_of(hardware)
             yield from self._conflicts_of_adapters(pool)
-            yield from self._conflicts_of_host(pool)
-            yield from self._conflicts_of_beams(pool)
+            yield from self._conflicts_of_cores_and_beams(pool)
             if pool.role != "unified":
                 if engine.speculative_config is not None:
                     yield (
@@ -168,39 +167,33 @@ class Scenario(CheckedSpec):
         if engine.enable_lora and pool.role != "unified":
             yield "got enable_lora in prefill and decode pools; only unified engines have it"
 
-    def _conflicts_of_host(self, pool: PoolSpec) -> Iterator[str]:
-        """What cores of the host that processes share do not go with."""
-        engine, hardware = pool.engine, pool.hardware or self.hardware
-        host = self.cluster.host or hardware.host
-        if host is None:
-            return
-        others = {
-            f"the device {hardware.name}, whose cores compute the model": hardware.kind == "cpu",
-            f"engine.profile={engine.profile}, whose processes are not known": engine.described.facts.host_processes
-            is None,
+    def _conflicts_of_cores_and_beams(self, pool: PoolSpec) -> Iterator[str]:
+        """What shared cores of the host, and beams, do not go with."""
+        engine, hardware, width = pool.engine, pool.hardware or self.hardware, self.traffic.beam_width
+        host, facts = self.cluster.host or hardware.host, engine.described.facts
+        both = {
             "prefill and decode pools": pool.role != "unified",
+            "engine.speculative_config": engine.speculative_config is not None,
+        }
+        of_cores = both | {
+            f"the device {hardware.name}, whose cores compute the model": hardware.kind == "cpu",
+            f"engine.profile={engine.profile}, whose processes are not known": facts.host_processes is None,
             "a replica on several nodes": engine.num_devices > hardware.devices_per_node,
             "engine.pipeline_parallel_size": engine.pipeline_parallel_size > 1,
             "engine.enable_dbo": engine.enable_dbo,
-            "engine.speculative_config": engine.speculative_config is not None,
         }
-        for other in (name for name, is_given in others.items() if is_given):
-            yield f"got host.cores={host.cores} beside {other}: not modelled; leave one of the two out"
-
-    def _conflicts_of_beams(self, pool: PoolSpec) -> Iterator[str]:
-        """What beams do not go with."""
-        engine, width = pool.engine, self.traffic.beam_width
-        others = {
-            f"engine.profile={engine.profile}, whose beams are not known": not engine.described.facts.api_server_beam_s,
-            "prefill and decode pools": pool.role != "unified",
+        of_beams = both | {
+            f"engine.profile={engine.profile}, whose beams are not known": not facts.api_server_beam_s,
             "a gateway, autoscaling, failures or shares of pools": self.cluster.is_dynamic,
             "engine.data_parallel_size": engine.data_parallel_size > 1,
-            "engine.speculative_config": engine.speculative_config is not None,
             "prompt_compression": self.prompt_compression is not None,
             f"{self.model.name}, which generates no text": self.model.pooling is not None or engine.runner == "pooling",
         }
-        for other in (name for name, is_given in others.items() if is_given and width > 1):
-            yield f"got traffic.beam_width={width} beside {other}: not modelled together; leave one of the two out"
+        given = {} if host is None else {f"host.cores={host.cores}": of_cores}
+        given |= {f"traffic.beam_width={width}": of_beams} if width > 1 else {}
+        for one, others in given.items():
+            for other in (name for name, is_given in others.items() if is_given):
+                yield f"got {one} beside {other}: not modelled together; leave one of the two out"
 
     def _conflicts_of_images(self) -> Iterator[str]:
         """What images in the traffic do not go with."""

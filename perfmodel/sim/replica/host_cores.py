@@ -14,7 +14,8 @@ Work outside of steps (`FrontEnd`) takes f(p B + API servers at work) when it co
 time slice, none is bound to a core."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING
 
 from perfmodel.cost import Host, ServerFit
 from perfmodel.sim.clock import to_ticks
@@ -74,49 +75,39 @@ class HostCores:
 def share_cores(
     scenario: Scenario, replicas: "Sequence[Sequence[EngineRank]]", server: ServerFit, host: Host | None
 ) -> None:
-    """Let the ranks of each of `replicas`, and the API servers before them, share `scenario.hardware.host.cores`.
+    """Let the ranks of each of `replicas`, and the API servers before them, share the host's cores in `scenario`.
 
     Nothing is changed where these are enough. host: of the cost model"""
-    wanted, given = _wanted(scenario), scenario.hardware.host
-    if given is None or host is None or wanted.cores <= given.cores:
+    (polling, share, _), num_cores, wanted = _wanted(scenario)
+    if host is None or wanted <= num_cores:
         return
     num_ranks, sent = scenario.engine.data_parallel_size, to_ticks(server.out_per_sequence_s)
     for ranks in replicas:
         fronts = list(dict.fromkeys(rank.front_end for rank in ranks))
-        own = given.cores * len(ranks) / num_ranks
-        cores = HostCores(own, wanted.num_polling // num_ranks, wanted.polling_share, host, fronts, sent)
+        own = num_cores * len(ranks) / num_ranks
+        cores = HostCores(own, polling // num_ranks, share, host, fronts, sent)
         for front in fronts:
-            front.share(cores)
+            front.cores = cores
         for clock in dict.fromkeys(rank.clock for rank in ranks):
             clock.share(cores)
 
 
-class _Wanted(NamedTuple):
-    """Of a replica: its processes that poll, as what share of one with work, and its API servers."""
-
-    num_polling: int
-    polling_share: float
-    num_servers: int
-
-    @property
-    def cores(self) -> float:
-        """At most, while one of those that poll has work."""
-        return 1 + self.polling_share * (self.num_polling - 1) + self.num_servers
-
-
-def _wanted(scenario: Scenario) -> _Wanted:
-    engine, processes = scenario.engine, scenario.engine.described.facts.host_processes or HostProcesses()
-    num_ranks = engine.data_parallel_size
-    num_polling = processes.polling(engine.num_devices // num_ranks) * num_ranks
-    return _Wanted(num_polling, processes.polling_share, engine.api_server_count or num_ranks)
+def _wanted(scenario: Scenario) -> tuple[tuple[int, float, int], float, float]:
+    """A replica's processes that poll, as what share of one with work, and API servers; its cores; and how many it
+    wants while one of those that poll has work."""
+    engine, host = scenario.engine, scenario.hardware.host
+    processes, num_ranks = engine.described.facts.host_processes or HostProcesses(), engine.data_parallel_size
+    polling, share = processes.polling(engine.num_devices // num_ranks) * num_ranks, processes.polling_share
+    servers, num_cores = engine.api_server_count or num_ranks, inf if host is None else host.cores
+    return (polling, share, servers), num_cores, 1 + share * (polling - 1) + servers
 
 
 def core_notes(scenario: Scenario) -> list[str]:
     """That the host takes longer for lack of cores."""
-    given, wanted = scenario.hardware.host, _wanted(scenario)
-    if given is None or wanted.cores <= given.cores:
+    (polling, _, servers), num_cores, wanted = _wanted(scenario)
+    if wanted <= num_cores:
         return []
     return [
-        f"A replica has {wanted.num_polling} processes that poll and {wanted.num_servers} for API servers on "
-        f"host.cores={given.cores}; the host's work takes up to {wanted.cores / given.cores:.2g} times as long."
+        f"A replica has {polling} processes that poll and {servers} for API servers on host.cores={num_cores}; the "
+        f"host's work takes up to {wanted / num_cores:.2g} times as long."
     ]

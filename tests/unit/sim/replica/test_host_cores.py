@@ -40,7 +40,7 @@ def test_work_outside_of_steps_waits_for_those_that_poll() -> None:
     assert cores(1, 1).taken_in(4 * MS, 0) == 6 * MS
     assert cores(1, 1, ranks=0).taken_in(4 * MS, 0) == 4 * MS
     shared = HostCores(1, 0, 1.0, HOST, [front := FrontEnd(ServerFit(in_serial_s=3e-3), 2)], 0)
-    front.share(shared)
+    front.cores = shared
     delays = [front.delay(Request(number, 0, 10, 1), 0) // MS for number in range(3)]
     assert delays == [3, 6, 3 + 6]  # alone; beside the first; after the first, beside the second
 
