@@ -20,8 +20,8 @@ from perfmodel.sim.records.ensemble import Ensemble, Serve, run_ensemble
 from perfmodel.sim.records.result import RunResult, eager_notes, run_notes, workload_notes
 from perfmodel.sim.records.summary import summarize
 from perfmodel.sim.records.totals import device_totals
+from perfmodel.sim.replica.beams import BeamSearch
 from perfmodel.sim.replica.replica import EngineRank
-from perfmodel.sim.traffic.beams import BeamSearch
 from perfmodel.sim.traffic.clients import Compressor, Route, client_of
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario

@@ -369,7 +369,9 @@ class NetworkSpec(GivenLink):
 
 
 class HostSpec(Spec):
-    """The machine around the devices. cores: of its CPU, that all processes of a replica share (a container's limit)"""
+    """The machine around the devices.
+
+    cores: of its CPU, which all processes of a replica share (a container's limit)"""
 
     cores: PositiveInt
 

@@ -13,45 +13,46 @@ each, beside which the host's work h of the next one begins:
 Work outside of steps (`FrontEnd`) takes f(p B + API servers at work) when it comes. It is fluid: no process waits for a
 time slice, none is bound to a core."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable
 from math import inf
-from typing import TYPE_CHECKING
 
-from perfmodel.cost import Host, ServerFit
-from perfmodel.sim.clock import to_ticks
+from perfmodel.cost import Host
 from perfmodel.specs.engine.description import HostProcesses
 from perfmodel.specs.scenario import Scenario
 
-if TYPE_CHECKING:
-    from perfmodel.sim.replica.lockstep import Lockstep
-    from perfmodel.sim.replica.replica import EngineRank, FrontEnd
-
 
 class HostCores:
-    """Of one replica.
+    """The cores of one replica.
 
     num_cores: of a slice of a replica, its share; num_polling: processes of a rank with a step, each as `share` of one
-    host: host times of the steps; sent: an API server's ticks for a token that it sends"""
+    host: host times of the steps; sent: an API server's ticks for a token that it sends
+    num_servers: API servers; num_busy: how many of them take requests in at a tick"""
 
     def __init__(
-        self, num_cores: float, num_polling: int, share: float, host: Host, fronts: "Sequence[FrontEnd]", sent: int
+        self,
+        num_cores: float,
+        num_polling: int,
+        share: float,
+        host: Host,
+        sent: int,
+        num_servers: int,
+        num_busy: Callable[[int], int],
     ) -> None:
         self._num_cores, self._per_rank, self._share, self._host, self._sent = num_cores, num_polling, share, host, sent
-        self._fronts, self._num_servers = fronts, sum([front.num_processes for front in fronts])
-        self._ranks: dict[Lockstep, int] = {}  # that have a step, by their clock
+        self._num_servers, self._num_busy = num_servers, num_busy
+        self._ranks: dict[Hashable, int] = {}  # that have a step, by their clock
         self._polling, self._num_taking = 0.0, 0
 
-    def begin(self, clock: "Lockstep", num_ranks: int, now: int) -> None:
+    def begin(self, clock: Hashable, num_ranks: int, now: int) -> None:
         """So many ranks of `clock` have a step from `now` on."""
         self._host.cores = self
         self._ranks[clock] = num_ranks
         self._polling = self._share * self._per_rank * sum(self._ranks.values())
-        self._num_taking = sum([front.num_busy(now) for front in self._fronts])
+        self._num_taking = self._num_busy(now)
 
     def taken_in(self, ticks: int, now: int) -> int:
         """What `ticks` of an API server's work for a request that comes `now` take."""
-        num_busy = sum([front.num_busy(now) for front in self._fronts])
-        return self._stretched(ticks, min(num_busy + 1, self._num_servers))
+        return self._stretched(ticks, min(self._num_busy(now) + 1, self._num_servers))
 
     def sent(self, ticks: int) -> int:
         """What `ticks` of work for tokens of a step take."""
@@ -72,27 +73,7 @@ class HostCores:
         return round(ticks * max(1.0, (self._polling + others) / self._num_cores))
 
 
-def share_cores(
-    scenario: Scenario, replicas: "Sequence[Sequence[EngineRank]]", server: ServerFit, host: Host | None
-) -> None:
-    """Let the ranks of each of `replicas`, and the API servers before them, share the host's cores in `scenario`.
-
-    Nothing is changed where these are enough. host: of the cost model"""
-    (polling, share, _), num_cores, wanted = _wanted(scenario)
-    if host is None or wanted <= num_cores:
-        return
-    num_ranks, sent = scenario.engine.data_parallel_size, to_ticks(server.out_per_sequence_s)
-    for ranks in replicas:
-        fronts = list(dict.fromkeys(rank.front_end for rank in ranks))
-        own = num_cores * len(ranks) / num_ranks
-        cores = HostCores(own, polling // num_ranks, share, host, fronts, sent)
-        for front in fronts:
-            front.cores = cores
-        for clock in dict.fromkeys(rank.clock for rank in ranks):
-            clock.share(cores)
-
-
-def _wanted(scenario: Scenario) -> tuple[tuple[int, float, int], float, float]:
+def wanted_cores(scenario: Scenario) -> tuple[tuple[int, float, int], float, float]:
     """A replica's processes that poll, as what share of one with work, and API servers; its cores; and how many it
     wants while one of those that poll has work."""
     engine, host = scenario.engine, scenario.hardware.host
@@ -104,7 +85,7 @@ def _wanted(scenario: Scenario) -> tuple[tuple[int, float, int], float, float]:
 
 def core_notes(scenario: Scenario) -> list[str]:
     """That the host takes longer for lack of cores."""
-    (polling, _, servers), num_cores, wanted = _wanted(scenario)
+    (polling, _, servers), num_cores, wanted = wanted_cores(scenario)
     if wanted <= num_cores:
         return []
     return [

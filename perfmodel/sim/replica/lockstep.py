@@ -9,15 +9,13 @@ in progress, exactly as with single steps. Steps that end at one tick end in eng
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from simpy.events import Event, EventPriority
 
 from perfmodel.engine import Backend, Outcome, Request, Scheduler, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.clock import STEP_PRIORITY, Alarm, TickEnvironment
-
-if TYPE_CHECKING:
-    from perfmodel.sim.replica.host_cores import HostCores
+from perfmodel.sim.replica.host_cores import HostCores
 
 
 class Run(Protocol):
@@ -130,7 +128,7 @@ class Lockstep:
         self._ranks.append(rank)
         self._priority = EventPriority(STEP_PRIORITY + self._ranks[0].index)
 
-    def share(self, cores: "HostCores") -> None:
+    def share(self, cores: HostCores) -> None:
         """Take host time from `cores`, which others take it from as well: no steps are alike."""
         self._cores, self._leaper = cores, None
 

@@ -4,15 +4,12 @@ A `Lockstep` drives its steps, alone or with the other ranks of a data-parallel 
 
 from collections.abc import Callable, Sequence
 from heapq import heapreplace
-from typing import TYPE_CHECKING
 
 from perfmodel.cost.calibrations.engine_profile import ServerFit
 from perfmodel.engine import Request, RequestStatus, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
+from perfmodel.sim.replica.host_cores import HostCores
 from perfmodel.sim.replica.lockstep import Lockstep
-
-if TYPE_CHECKING:
-    from perfmodel.sim.replica.host_cores import HostCores
 
 
 class FrontEnd:

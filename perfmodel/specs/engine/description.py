@@ -322,7 +322,7 @@ class HostProcesses(Spec):
     polling_share: float = Field(default=1.0, ge=0, le=1)
 
     def polling(self, num_devices: int) -> int:
-        """Of a rank with so many devices."""
+        """How many a rank with so many devices has."""
         return self.per_rank + (0 if self.joins_lone_device and num_devices == 1 else self.per_device * num_devices)
 
 

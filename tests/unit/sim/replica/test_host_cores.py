@@ -22,7 +22,7 @@ FEW = "traffic.num_requests=60"
 
 def cores(number: float, polling: int, share: float = 0.5, servers: int = 1, ranks: int = 1) -> HostCores:
     """With `ranks` that have a step; an API server takes 2 ms to send a token."""
-    shared = HostCores(number, polling, share, HOST, [FrontEnd(ServerFit(), servers)], 2 * MS)
+    shared = HostCores(number, polling, share, HOST, 2 * MS, servers, lambda _: 0)
     shared.begin(CLOCK, ranks, 0)
     return shared
 
@@ -39,8 +39,8 @@ def test_work_outside_of_steps_waits_for_those_that_poll() -> None:
     """On one core: 1 + 0.5 for what polls, 1 alone where no rank has a step; 1 + 1 beside another API server."""
     assert cores(1, 1).taken_in(4 * MS, 0) == 6 * MS
     assert cores(1, 1, ranks=0).taken_in(4 * MS, 0) == 4 * MS
-    shared = HostCores(1, 0, 1.0, HOST, [front := FrontEnd(ServerFit(in_serial_s=3e-3), 2)], 0)
-    front.cores = shared
+    front = FrontEnd(ServerFit(in_serial_s=3e-3), 2)
+    front.cores = HostCores(1, 0, 1.0, HOST, 0, 2, front.num_busy)
     delays = [front.delay(Request(number, 0, 10, 1), 0) // MS for number in range(3)]
     assert delays == [3, 6, 3 + 6]  # alone; beside the first; after the first, beside the second
 

@@ -40,7 +40,7 @@ class _Search:
 class BeamSearch:
     """Takes a request for an answer, as a server does, and asks `route` for its tokens.
 
-    width: beams; block_size: of the prefix cache, in tokens"""
+    width: beams; block_size: of the prefix cache, in tokens; seed: of whom beams go on from"""
 
     def __init__(
         self, env: TickEnvironment, width: int, block_size: int, seed: int, route: Callable[[Request], EngineRank]

@@ -16,7 +16,7 @@ from perfmodel.serve.emulator import Emulator
 from perfmodel.sim import simulate
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.records.result import RunResult
-from perfmodel.sim.traffic.beams import BeamSearch
+from perfmodel.sim.replica.beams import BeamSearch
 from perfmodel.specs import Scenario, load_scenario
 
 RECORDED = Path(__file__).parents[4] / "measurements" / "front-end" / "vllm_0.30.0_beams.json"
