@@ -166,8 +166,8 @@ def _beams(rng: random.Random, config: dict[str, Any]) -> list[dict[str, Any]]:
     """Beam searches, each token of each beam a request, where all go on from the first of the beams before."""
     requests = []
     for group in range(rng.randrange(1, 4)):
-        begin, prompt, width = rng.randrange(20), rng.randrange(1, config["max_model_len"] // 2), rng.choice([2, 4, 8])
-        for token, beam in product(range(rng.randrange(2, 24)), range(width)):
+        begin, prompt, width = rng.randrange(20), rng.randrange(1, config["max_model_len"] // 2), rng.choice([2, 4])
+        for token, beam in product(range(rng.randrange(2, 20)), range(width)):
             if token or not beam:
                 own = {"arrival": begin + 3 * token, "prompt": prompt + token, "shared": prompt + token - (beam > 0)}
                 requests.append({**own, "output": 1, "group": group, "priority": 0})
