@@ -5,10 +5,11 @@
 The model has one small layer and vectors of 1,024 numbers, so that what is left is the server: HTTP, tokenisation and
 JSON in the API server, plans and messages in the engine's core. CPU time is read of each process before and after,
 which other work on the machine disturbs little; a line through prompts of several lengths has the part of a request
-and that of a token. Ten minutes; needs Linux.
+and that of a token. With --cores, a server of a still smaller model and its clients share so many cores, and short
+prompts are sent, three times. Ten minutes; needs Linux.
 """
 
-__all__ = ["main"]
+__all__ = ["cpu_seconds", "main"]
 
 import argparse
 import http.client
@@ -19,6 +20,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ _SHAPE = {"hidden_size": 1024, "num_hidden_layers": 1, "num_attention_heads": 16
 _SHAPE |= {"intermediate_size": 64, "max_position_embeddings": 1024}
 _FLAGS = ("--served-model-name", "m", "--load-format", "dummy", "--dtype", "float32", "--enforce-eager")
 _POOLING = ("--runner", "pooling", "--convert", "embed", "--no-enable-prefix-caching", "--max-model-len", "1024")
+_SMALL = _SHAPE | {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
 _WORDS = (4, 16, 64, 160)  # of a prompt
 _CLIENTS = 16
 _NUM_WARM = 200
@@ -43,19 +46,30 @@ def main() -> None:
     parser.add_argument("--build", type=Path, default=_ROOT / "build" / "witness", help="where environments are")
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--api-server-count", type=int, action="append", help="1 and 2 unless given")
+    parser.add_argument("--cores", type=int, action="append", help="all unless given")
     asked = parser.parse_args()
-    model = write_model(_ROOT / "build" / "front_end", **_SHAPE)
+    model = write_model(_ROOT / "build" / "front_end", **(_SMALL if asked.cores else _SHAPE))
+    lengths = _WORDS[:1] * 3 if asked.cores else _WORDS
     rows = []
-    for count in asked.api_server_count or (1, 2):
+    every = sorted(os.sched_getaffinity(0))
+    for cores, count in product(asked.cores or (len(every),), asked.api_server_count or (1, 2)):
+        os.sched_setaffinity(0, every[:cores])
         words = [*vllm_command(NEWEST["vllm"], asked.build), "serve", str(model), *_FLAGS, *_POOLING]
         words += ["--host", "127.0.0.1", "--api-server-count", str(count)]
         with running(None, ["nice", "-n", "19", *words]) as url:
-            for length in (_WORDS[0], *_WORDS):
-                row = {"api_server_count": count, **_measured(url, length, asked.requests)}
+            for length in (lengths[0], *lengths):
+                row = {"cores": cores, "api_server_count": count, **_measured(url, length, asked.requests)}
                 print(json.dumps(row), flush=True)
                 rows.append(row)
-            rows.remove(next(row for row in rows if row["api_server_count"] == count))  # the first warms up
-    fits = {f"api_server_count {count}": _lines(rows, count) for count in {row["api_server_count"] for row in rows}}
+            rows.remove(next(row for row in rows if _setup(row) == (cores, count)))  # the first warms up
+    fits = (
+        {}
+        if asked.cores
+        else {
+            f"api_server_count {count}": _lines(rows, *_setup(rows[0])[:1], count)
+            for count in {row["api_server_count"] for row in rows}
+        }
+    )
     document = {"engine": "vllm", "version": NEWEST["vllm"], "rows": rows, "fits": fits}
     asked.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
@@ -63,9 +77,9 @@ def main() -> None:
 def _measured(url: str, num_words: int, num_requests: int) -> dict[str, Any]:
     """Throughput and CPU seconds per request of each kind of process, with prompts of so many words."""
     _ask(url, num_words, _NUM_WARM)
-    before, begun = _cpu_seconds(), time.perf_counter()
+    before, begun, own = cpu_seconds(), time.perf_counter(), time.process_time()
     tokens, latencies = _ask(url, num_words, num_requests)
-    took, after = time.perf_counter() - begun, _cpu_seconds()
+    took, after = time.perf_counter() - begun, {**cpu_seconds(), "clients": time.process_time() - own}
     spent = {name: (after[name] - before.get(name, 0.0)) / num_requests for name in after}
     return {
         "prompt_tokens": tokens,
@@ -106,7 +120,7 @@ def _ask(url: str, num_words: int, num_requests: int) -> tuple[int, list[float]]
     return tokens[0], latencies
 
 
-def _cpu_seconds() -> dict[str, float]:
+def cpu_seconds() -> dict[str, float]:
     """Of this process's children and theirs, by kind, all of a kind together."""
     parents, totals, kinds = dict[int, int](), dict[int, float](), dict[int, str]()
     for file in Path("/proc").glob("[0-9]*/stat"):
@@ -131,9 +145,13 @@ def _ancestors(number: int, parents: dict[int, int]) -> Iterator[int]:
         yield number
 
 
-def _lines(rows: list[dict[str, Any]], count: int) -> dict[str, dict[str, float]]:
+def _setup(row: dict[str, Any]) -> tuple[int, int]:
+    return row["cores"], row["api_server_count"]
+
+
+def _lines(rows: list[dict[str, Any]], *setup: int) -> dict[str, dict[str, float]]:
     """CPU milliseconds of a request and of a token in each kind of process, by least squares over lengths."""
-    own = [row for row in rows if row["api_server_count"] == count]
+    own = [row for row in rows if _setup(row) == setup]
     lengths, lines = [row["prompt_tokens"] for row in own], {}
     for name in own[0]["cpu_ms_per_request"]:
         slope, intercept = statistics.linear_regression(lengths, [row["cpu_ms_per_request"][name] for row in own])

@@ -6,6 +6,7 @@ A case is what `perfmodel validate plans` replays, without its steps. Equal seed
 __all__ = ["FEATURES", "draw_case"]
 
 import random
+from itertools import product
 from typing import Any
 
 FEATURES = (
@@ -25,6 +26,7 @@ FEATURES = (
     "samples",
     "offload",
     "pooling",
+    "beams",
 )
 
 _SPECULATION = ("speculation", "async-speculation", "drafters")
@@ -65,6 +67,9 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         config["enable_prefix_caching"] = True
         config["async_scheduling"] = rng.random() < 0.5
         requests = _samples(rng, config)
+    if feature == "beams":
+        config |= {"enable_prefix_caching": rng.random() < 0.9, "async_scheduling": rng.random() < 0.5}
+        requests = _beams(rng, config)
     if feature == "pooling":
         for request in requests:
             request["output"] = 1
@@ -154,6 +159,18 @@ def _samples(rng: random.Random, config: dict[str, Any]) -> list[dict[str, Any]]
         same = {**first, "prompt": prompt, "shared": prompt}
         most = min(config["max_model_len"] - prompt, 180)
         requests += [{**same, "output": rng.randrange(1, most + 1)} for _ in range(rng.choice([2, 4, 8]))]
+    return requests
+
+
+def _beams(rng: random.Random, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Beam searches, each token of each beam a request, where all go on from the first of the beams before."""
+    requests = []
+    for group in range(rng.randrange(1, 4)):
+        begin, prompt, width = rng.randrange(20), rng.randrange(1, config["max_model_len"] // 2), rng.choice([2, 4])
+        for token, beam in product(range(rng.randrange(2, 20)), range(width)):
+            if token or not beam:
+                own = {"arrival": begin + 3 * token, "prompt": prompt + token, "shared": prompt + token - (beam > 0)}
+                requests.append({**own, "output": 1, "group": group, "priority": 0})
     return requests
 
 

@@ -223,6 +223,10 @@ def as_executed(scenario: Scenario) -> Scenario:
         )
     if scenario.traffic.images is not None:
         raise PerfmodelError(f"{scenario.name} has traffic.images, which are not executed; leave them out.")
+    if scenario.traffic.beam_width > 1:
+        raise PerfmodelError(f"{scenario.name} has traffic.beam_width, which is not executed; leave it out.")
+    if scenario.hardware.host is not None:
+        raise PerfmodelError(f"{scenario.name} has host.cores, and no executed server waits for them; leave it out.")
     return scenario.model_copy(update=update)
 
 

@@ -12,6 +12,7 @@ __all__ = [
     "EngineProfile",
     "FamilyFit",
     "GraphCostModel",
+    "Host",
     "HostFit",
     "MemoryPlan",
     "OperatorEstimate",
@@ -61,7 +62,7 @@ from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.power import energy_j, energy_split_j, usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.steps.cost_model import GraphCostModel, StepCostModel
 from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate
-from perfmodel.cost.steps.host import host_fit
+from perfmodel.cost.steps.host import Host, host_fit
 from perfmodel.cost.steps.speculation import DraftTables, SpeculativeCostModel
 from perfmodel.cost.steps.stages import StagedCostModel, StageTicks, estimate_step
 from perfmodel.cost.steps.step_costs import StepCosts, scenario_drafts, scenario_fits, scenario_graph, step_costs

@@ -97,6 +97,7 @@ class Request:
     adapter: int | None = None  # number of the LoRA adapter that it names; None: the model itself
     encoder_inputs: tuple[EncoderInput, ...] = ()  # in order of their offsets
     num_offered_blocks: int = 0  # leading blocks of its prompt that a tier has been offered (`TieredBlocks`)
+    beam_step: int = -1  # which token of a beam search, whose front end asks for it; -1: it is a client's
 
     def __post_init__(self) -> None:
         self.contents = self.block_hashes

@@ -53,6 +53,8 @@ class Demand:
 def demand_of(scenario: Scenario) -> Demand:
     """The demand of the scenario's traffic. Shared prefixes count as cached where the second half of the requests finds
     them from the first, in an unbounded cache."""
+    if scenario.traffic.beam_width > 1:
+        raise SpecError(f"{scenario.name}: got traffic.beam_width, which closed forms do not have; simulate it.")
     longest = scenario.engine.max_model_len or scenario.model.max_position_embeddings
     longest += scenario.model.pooling is not None  # what is returned takes no position
     traffic = scenario.traffic.model_copy(update={"num_requests": None})

@@ -72,6 +72,8 @@ def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> S
     mean prompts as a step may have."""
     if scenario.model.pooling is not None:
         return _prompts_of_a_step(scenario)
+    if scenario.traffic.beam_width > 1:
+        raise SpecError(f"{scenario.name}: got traffic.beam_width, whose tokens are prompts; explain a --prefill.")
     context, spans = max(1, round(_mean_context(scenario))), scenario.model.attention_spans
     batch, reason = _mean_batch(
         scenario, lambda size: step_s(decode_shape(size, context, spans)), lambda tokens: step_s(_prefill_shape(tokens))

@@ -165,6 +165,8 @@ class Emulator:
                 f"{scenario.name}: prompt_compression shortens the prompts of a scenario's traffic, and a server is "
                 f"sent its prompts: leave it out."
             )
+        if scenario.traffic.beam_width > 1:
+            raise SpecError(f"{scenario.name}: got traffic.beam_width; a server's clients ask for beams, leave it out.")
         env = PacedEnvironment()
         self.scenario = scenario
         self.clock = PacedClock(env, speed, on_late=on_late, on_slowed=on_slowed, on_error=on_error)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from simpy.events import URGENT
 
@@ -20,6 +20,7 @@ from perfmodel.sim.records.ensemble import Ensemble, Serve, run_ensemble
 from perfmodel.sim.records.result import RunResult, eager_notes, run_notes, workload_notes
 from perfmodel.sim.records.summary import summarize
 from perfmodel.sim.records.totals import device_totals
+from perfmodel.sim.replica.beams import BeamSearch
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import Compressor, Route, client_of
 from perfmodel.sim.traffic.workload import Workload
@@ -127,6 +128,11 @@ def serve(
     report_every = min(max((total or 10_000) // 100, 1), _REPORT_EVERY)
 
     def on_finished(replica: EngineRank, request: Request) -> None:
+        if beams is not None:
+            answered = beams.on_finished(request)
+            if answered is None:
+                return
+            request = answered
         collector.add_request(request, replica.index)
         client.on_finished(request)
         if executed is not None:
@@ -154,6 +160,11 @@ def serve(
         basis = basis_of(entrance)
         compressor = Compressor.of(env, entrance, shortening.model, (basis.calibration, basis.profile), cluster.route)
         route = lambda _: compressor  # noqa: E731
+    beams: BeamSearch | None = None
+    if (width := scenario.traffic.beam_width) > 1:
+        engine_of = cast("Callable[[Request], EngineRank]", cluster.route)  # of plain pools
+        search = beams = BeamSearch(env, width, workload.block_size, scenario.seed, engine_of)
+        route = lambda _: search  # noqa: E731
     if workload.traffic.trace is not None:  # prompts that leave no room for an answer: vLLM refuses these alone
         rejecting, accepted = _RejectingServer(env, on_lost), route
         route = lambda request: rejecting if workload.refuses(request) else accepted(request)  # noqa: E731

@@ -11,7 +11,7 @@ from perfmodel.files.units import BytesPerSecond, NonNegativeInt, PositiveFloat,
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.autoscaling import AutoscalingSpec
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.hardware import GivenLink, HardwareSpec, NetworkSpec
+from perfmodel.specs.hardware import GivenLink, HardwareSpec, HostSpec, NetworkSpec
 
 _Affinity = Literal["prefix_affinity", "session_affinity", "lora_affinity"]
 RouterName = Literal["round_robin", "random", "power_of_two", "least_outstanding", "least_kv", _Affinity]
@@ -231,6 +231,7 @@ class ClusterSpec(CheckedSpec):
     pools: tuple[PoolSpec, ...] = ()
     kv_transfer: KvTransferSpec = KvTransferSpec()
     network: NetworkSpec | None = None  # between the nodes of a replica that is larger than one; of all pools
+    host: HostSpec | None = None  # of each replica, of all pools; else that of the hardware
     gateway: GatewaySpec | None = None
     autoscaling: AutoscalingSpec | None = None
     failures: FailuresSpec | None = None

@@ -368,11 +368,20 @@ class NetworkSpec(GivenLink):
         return port.model_copy(update=update) if update else port
 
 
+class HostSpec(Spec):
+    """The machine around the devices.
+
+    cores: of its CPU, which all processes of a replica share (a container's limit)"""
+
+    cores: PositiveInt
+
+
 class HardwareSpec(CheckedSpec):
     """One device type, as its file in `hardware_specs/` declares it.
 
     power_cap_w: what the device is allowed to draw (`nvidia-smi -pl`); its TDP unless given, which no file does
     network:     what joins its nodes, and how many devices a node has; a scenario's `cluster.network`, if that is given
+    host:        cores that processes wait for; unless given, each process has its own
     """
 
     name: FileName
@@ -383,6 +392,7 @@ class HardwareSpec(CheckedSpec):
     price: Price | None = None
     power_cap_w: PositiveFloat | None = None
     network: NetworkSpec | None = None
+    host: HostSpec | None = None
 
     def _conflicts(self) -> Iterator[str]:
         if self.declared.memory[0].bandwidth_bytes_per_s is None:

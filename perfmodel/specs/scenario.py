@@ -58,7 +58,7 @@ class Scenario(CheckedSpec):
     """A scenario with its names resolved: `model` and `hardware` are the specs themselves.
 
     However it is made, `model_changes` and the engine's formats are applied to `model`, arguments that were not given
-    have the defaults of the engine's version on the device, and `cluster.network` is that of all hardware.
+    have the defaults of the engine's version on the device, and `cluster.network` and `host` are those of all hardware.
     `perfmodel.specs.load_scenario` makes one from a file.
 
     Raises SpecError, UnsupportedError for what the engine does not start with."""
@@ -122,6 +122,7 @@ class Scenario(CheckedSpec):
             if engine.kv_offload is not None:
                 engine.kv_offload.link_of(hardware)
             yield from self._conflicts_of_adapters(pool)
+            yield from self._conflicts_of_cores_and_beams(pool)
             if pool.role != "unified":
                 if engine.speculative_config is not None:
                     yield (
@@ -165,6 +166,34 @@ class Scenario(CheckedSpec):
             )
         if engine.enable_lora and pool.role != "unified":
             yield "got enable_lora in prefill and decode pools; only unified engines have it"
+
+    def _conflicts_of_cores_and_beams(self, pool: PoolSpec) -> Iterator[str]:
+        """What shared cores of the host, and beams, do not go with."""
+        engine, hardware, width = pool.engine, pool.hardware or self.hardware, self.traffic.beam_width
+        host, facts = self.cluster.host or hardware.host, engine.described.facts
+        both = {
+            "prefill and decode pools": pool.role != "unified",
+            "engine.speculative_config": engine.speculative_config is not None,
+        }
+        of_cores = both | {
+            f"the device {hardware.name}, whose cores compute the model": hardware.kind == "cpu",
+            f"engine.profile={engine.profile}, whose processes are not known": facts.host_processes is None,
+            "a replica on several nodes": engine.num_devices > hardware.devices_per_node,
+            "engine.pipeline_parallel_size": engine.pipeline_parallel_size > 1,
+            "engine.enable_dbo": engine.enable_dbo,
+        }
+        of_beams = both | {
+            f"engine.profile={engine.profile}, whose beams are not known": not facts.api_server_beam_s,
+            "a gateway, autoscaling, failures or shares of pools": self.cluster.is_dynamic,
+            "engine.data_parallel_size": engine.data_parallel_size > 1,
+            "prompt_compression": self.prompt_compression is not None,
+            f"{self.model.name}, which generates no text": self.model.pooling is not None or engine.runner == "pooling",
+        }
+        given = {} if host is None else {f"host.cores={host.cores}": of_cores}
+        given |= {f"traffic.beam_width={width}": of_beams} if width > 1 else {}
+        for one, others in given.items():
+            for other in (name for name, is_given in others.items() if is_given):
+                yield f"got {one} beside {other}: not modelled together; leave one of the two out"
 
     def _conflicts_of_images(self) -> Iterator[str]:
         """What images in the traffic do not go with."""
@@ -273,14 +302,16 @@ class Scenario(CheckedSpec):
 
 
 def _served_fields(scenario: Scenario, positions: Positions) -> dict[str, Any]:
-    """Fields of `scenario` that differ once served: the model, engine defaults, and `cluster.network` on all hardware.
+    """Fields of `scenario` that differ once served: the model, engine defaults, and the cluster's `network` and `host`
+    on all hardware.
 
     Raises SpecError, or UnsupportedError for what no engine starts with: `file:line: field: ...`."""
     hardware, cluster = scenario.hardware, scenario.cluster
     use: Use = "offline" if scenario.traffic.arrivals.process == "burst" else "server"
     changed = _changed(scenario.model, scenario.model_changes, positions)
     model = _as_served(changed, scenario.engine, hardware, positions)
-    network = {} if cluster.network is None else {"network": cluster.network}
+    given = {"network": cluster.network, "host": cluster.host}
+    around = {name: value for name, value in given.items() if value is not None}
     pools = []
     for number, pool in enumerate(cluster.pools):
         place, device, served = ("cluster", "pools", number), pool.hardware or hardware, model
@@ -289,8 +320,8 @@ def _served_fields(scenario: Scenario, positions: Positions) -> dict[str, Any]:
         engine = _with_defaults(pool.engine, served, device, use, positions)
         _check_start(served, engine, device, positions, place)
         update: dict[str, Any] = {"engine": engine, "model": None if served is model else served}
-        if pool.hardware is not None and network:
-            update["hardware"] = pool.hardware.model_copy(update=network)
+        if pool.hardware is not None and around:
+            update["hardware"] = pool.hardware.model_copy(update=around)
         pools.append(pool.model_copy(update=update))
     engine = _with_defaults(scenario.engine, model, hardware, use, positions)
     for path, sentence in answer_conflicts(scenario.traffic, model, pools):
@@ -302,7 +333,7 @@ def _served_fields(scenario: Scenario, positions: Positions) -> dict[str, Any]:
     fields = {"model": model, "engine": engine, "cluster": cluster}
     if model.pooling is not None and scenario.traffic.trace is None:
         fields["traffic"] = scenario.traffic.model_copy(update={"output_tokens": ONE_TOKEN})
-    return fields | ({"hardware": hardware.model_copy(update=network)} if network else {})
+    return fields | ({"hardware": hardware.model_copy(update=around)} if around else {})
 
 
 def _as_served(

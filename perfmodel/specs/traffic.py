@@ -335,6 +335,8 @@ class Traffic(CheckedSpec):
     # `num_requests`, rates and results, as it is in vLLM's scheduler; those of a prompt come at once and share its KV
     samples_per_prompt: PositiveInt = 1
     rollouts: Rollouts | None = None
+    # `n` beside `use_beam_search` in vLLM's API. An answer is one request of `num_requests`, which has as many texts
+    beam_width: PositiveInt = 1
 
     @model_validator(mode="before")
     @classmethod
@@ -402,6 +404,10 @@ class Traffic(CheckedSpec):
             yield "got samples_per_prompt beside a trace, conversations or classes, of which each prompt has one answer"
         if samples > 1 and loop is not None and loop % samples:
             yield f"got concurrency {loop}, which counts answers; expected a multiple of samples_per_prompt={samples}"
+        others = {"rollouts": self.rollouts, "images": self.images, "samples_per_prompt": samples > 1}
+        others["conversations"] = self.has_conversations
+        for other in (name for name, given in others.items() if given and self.beam_width > 1):
+            yield f"got beam_width={self.beam_width} beside {other}: not modelled together; leave one of the two out"
         if self.rollouts is None:
             return
         if not self.is_offline or trace is not None or self.conversations is not None:

@@ -153,6 +153,8 @@ def _job(scenarios: Sequence[Scenario], arguments: dict[str, Any]) -> dict[str, 
     for scenario in scenarios:
         if scenario.traffic.images is not None:
             raise PerfmodelError(f"{scenario.name} has traffic.images, which are not executed; leave them out.")
+        if scenario.traffic.beam_width > 1:
+            raise PerfmodelError(f"{scenario.name} has traffic.beam_width, which is not executed; leave it out.")
         workload, sampling = Workload(scenario), vllm_arguments.sampling_arguments(scenario)
         chains = list(_chains(scenario, workload))
         loads.append({"sampling": sampling, "chains": chains, "concurrency": workload.concurrency})

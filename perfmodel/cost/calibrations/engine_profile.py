@@ -32,6 +32,7 @@ class ServerFit(Spec):
     in_per_prompt_token_s:  tokenisation, one request after another
     in_serial_s:            of the same work, what a process does for one request after another; counted where answers
                             come whole, so that nothing is known of it from streams
+    beam_s:                 of a token of a beam behind the first, there and back, one after another
     out_s:                  detokenisation and hand-over of a token
     out_per_sequence_s:     streaming: a token leaves after those of the sequences sampled with it"""
 
@@ -40,6 +41,7 @@ class ServerFit(Spec):
     out_s: float = Field(default=0.0, ge=0, le=0.1)
     out_per_sequence_s: float = Field(default=0.0, ge=0, le=1e-3)
     in_serial_s: float = Field(default=0.0, ge=0, le=0.1)
+    beam_s: float = Field(default=0.0, ge=0, le=0.1)
 
     def answering_whole(self, serial_s: float) -> "ServerFit":
         """For answers that come whole, of which a process has `serial_s` of work for each."""

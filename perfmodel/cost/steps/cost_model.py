@@ -158,7 +158,10 @@ class GraphCostModel:
         if shape.images and self._images is not None:
             device += self._images.use(shape)
             hidden += self.host.encoder
-        duration = step_ticks(batch.serial, hidden, device)
+        serial = batch.serial
+        if self.host.cores is not None:
+            serial, hidden = self.host.cores.step(serial, hidden, shape.num_samples)
+        duration = step_ticks(serial, hidden, device)
         self._waited.total += duration - device
         return duration
 

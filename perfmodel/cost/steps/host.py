@@ -4,6 +4,8 @@
 
 `serial` parts are always exposed; `hidden` parts overlap with the device."""
 
+from typing import Protocol
+
 from perfmodel.cost.calibrations.calibration import EAGER_OPERATOR_S, HostFit
 from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.kernel_models.overheads import load_overheads
@@ -27,6 +29,13 @@ def step_ticks(serial: int, hidden: int, device: int) -> int:
     return serial + (hidden if hidden > device else device)
 
 
+class SharedCores(Protocol):
+    """Cores for which processes wait."""
+
+    def step(self, serial: int, hidden: int, num_samples: int) -> tuple[int, int]:
+        """Picoseconds that serial and hidden work of a step takes there."""
+
+
 class Host:
     """Host time of steps of `graph` on the device of `timer`, times `share`. draw: error factors, for ensembles"""
 
@@ -43,6 +52,7 @@ class Host:
         )  # never in graphs
         self._encoder_s = self._prompt_factor * load_overheads().engine_launch_s * encoders
         self.encoder = to_ps(self._encoder_s)
+        self.cores: SharedCores | None = None  # None: each process has its own
         self._known: list[tuple[int, int]] = []  # picoseconds, serial and hidden, by the number of sequences
 
     @property

@@ -213,7 +213,7 @@ class PromptSplitCostModel:
 
     def __init__(self, tables: StepTables, draw: Draw | None = None) -> None:
         self._rank, self._pcp, self._draw = GraphCostModel(tables, draw), tables.graph.shard.pcp, draw
-        self.has_runs = True
+        self.has_runs, self.host = True, self._rank.host
 
     def duration_ps(self, shape: BatchShape) -> int:
         return self._rank.duration_ps(rank_shape(shape, self._pcp))

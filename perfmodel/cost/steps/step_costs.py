@@ -111,6 +111,9 @@ def scenario_fits(
     if scenario.model.pooling is not None:
         server = profile.server.answering_whole(engine.described.facts.api_server_request_s)
         profile = profile.model_copy(update={"server": server})
+    if scenario.traffic.beam_width > 1:
+        beam_s = engine.described.facts.api_server_beam_s
+        profile = profile.model_copy(update={"server": profile.server.model_copy(update={"beam_s": beam_s})})
     overheads = scenario.overheads
     if overheads == Overheads():
         return applied, profile

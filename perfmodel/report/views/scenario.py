@@ -124,6 +124,8 @@ def describe_traffic(traffic: Traffic) -> str:
         text += f", {traffic.duration_s:g} s"
     if traffic.samples_per_prompt > 1:
         text += f", {traffic.samples_per_prompt} answers a prompt"
+    if traffic.beam_width > 1:
+        text += f", {traffic.beam_width} beams each"
     if traffic.rollouts is not None:
         text += f", {traffic.rollouts.iterations} iterations"
     return f"{text}, turns of conversations" if traffic.has_conversations else text

@@ -2,19 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil, gcd
 from typing import TYPE_CHECKING, Protocol
 
-from perfmodel.cost import Calibration, EngineProfile, ServerFit, SpeculativeCostModel, StepCostModel
+from perfmodel.cost import Calibration, EngineProfile, Host, ServerFit, SpeculativeCostModel, StepCostModel
 from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
 from perfmodel.cost.memory.adapters import adapter_load
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import SpecError
-from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.pool import BasisOf, FleetRouter, OnFinished, OnStep, Pool
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
+from perfmodel.sim.replica.host_cores import HostCores, wanted_cores
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.replica import EngineRank, FrontEnd, Replica
@@ -165,6 +167,8 @@ class Cluster:
 
         engines = [engine(index, lockstep) for index, lockstep in enumerate(locksteps, first)]
         replicas = tuple(Replica(engines[i : i + together]) for i in range(0, len(engines), together))
+        if own.hardware.host is not None and executed is None:
+            _share_cores(own, replicas, to_ticks(server.out_per_sequence_s), cost_model)
         route = FleetRouter(spec.router or self.scenario.cluster.router, replicas, self.scenario.seed)
         pipelines = tuple(dict.fromkeys(clock for clock in locksteps if isinstance(clock, Pipeline)))
         self.pools.append(Pool(spec, own, memory, cost_model, replicas, route, backend, pipelines))
@@ -218,6 +222,29 @@ def backend_of(
         )
     acceptance = SimulatedAcceptance(config, scenario.seed)
     return SimulatedBackend(cost_model, acceptance, config.ahead, is_split, samples_parts)
+
+
+def _share_cores(scenario: Scenario, replicas: Sequence[Replica], sent: int, cost_model: StepCostModel) -> None:
+    """Let the ranks of each of `replicas` and the API servers before them share the host's cores, where these are few.
+
+    sent: ticks of an API server for a token that it sends"""
+    (num_polling, share, _), num_cores, wanted = wanted_cores(scenario)
+    host: Host | None = getattr(cost_model, "host", None)
+    if host is None or wanted <= num_cores:
+        return
+    num_ranks = scenario.engine.data_parallel_size
+    for ranks in (replica.ranks for replica in replicas):
+        fronts, own = list(dict.fromkeys(rank.front_end for rank in ranks)), num_cores * len(ranks) / num_ranks
+        num_servers, num_busy = sum([front.num_processes for front in fronts]), partial(_num_busy, fronts)
+        cores = HostCores(own, num_polling // num_ranks, share, host, sent, num_servers, num_busy)
+        for front in fronts:
+            front.cores = cores
+        for clock in dict.fromkeys(rank.clock for rank in ranks):
+            clock.share(cores)
+
+
+def _num_busy(fronts: Sequence[FrontEnd], now: int) -> int:
+    return sum([front.num_busy(now) for front in fronts])
 
 
 def _drawn_server(profile: EngineProfile, draw: Draw | None) -> ServerFit:

@@ -17,6 +17,7 @@ from perfmodel.ops.routing import dropped_share, popularity_of
 from perfmodel.renderable import Renderable
 from perfmodel.sim.records.columns import RequestColumns, StepColumns, meets_slo
 from perfmodel.sim.records.ensemble import Ensemble
+from perfmodel.sim.replica.host_cores import core_notes
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.engine.devices import engine_notes
 from perfmodel.specs.engine.formats import serving_notes
@@ -34,6 +35,7 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
             f"a lower bound that real kernels exceed, often by half or more."
         )
     notes += network_notes(scenario)
+    notes += core_notes(scenario)
     if scenario.engine.calibration is not None:
         own = profile_of(scenario.engine)
         notes.append(

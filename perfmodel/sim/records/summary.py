@@ -45,7 +45,7 @@ def kv_cache_waste(scenario: Scenario, requests: RequestColumns) -> float | None
     """Empty share of held KV slots; None where nothing is held."""
     engine, block = scenario.engine, scenario.engine.kv_block_tokens
     model = served_model(scenario.model, engine)
-    if engine.kv_cache == "off" or not len(requests):
+    if engine.kv_cache == "off" or not len(requests) or scenario.traffic.beam_width > 1:  # beams share theirs
         return None
     prompts = requests.num_prompt_tokens.astype(np.float64)
     last = prompts + requests.num_output_tokens - 1  # the last sampled token is never computed
@@ -346,7 +346,8 @@ def summarize(
         "output_throughput": ratio(outputs, duration) if gives_text else None,
         "total_token_throughput": ratio(inputs + outputs, duration),
     }
-    summary |= latencies("ttft", requests.ttft_s) | latencies("tpot", requests.tpot_s)
+    tpot_s = requests.tpot_s if scenario.traffic.beam_width == 1 else requests.tpot_s[:0]  # beams come all at once
+    summary |= latencies("ttft", requests.ttft_s) | latencies("tpot", tpot_s)
     itl = {"mean": gaps.mean, "median": gaps.quantile(0.5), "std": gaps.std}
     itl |= {name: gaps.quantile(q) for name, q in cols.QUANTILES.items()}
     summary |= {f"{statistic}_itl_ms": cols.finite(value * 1e3) for statistic, value in itl.items()}

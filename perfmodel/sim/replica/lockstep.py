@@ -15,6 +15,7 @@ from simpy.events import Event, EventPriority
 
 from perfmodel.engine import Backend, Outcome, Request, Scheduler, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.clock import STEP_PRIORITY, Alarm, TickEnvironment
+from perfmodel.sim.replica.host_cores import HostCores
 
 
 class Run(Protocol):
@@ -143,11 +144,16 @@ class Lockstep:
         self._started = 0
         self._priority = STEP_PRIORITY
         self.slowdown = 1.0  # factor on the duration of steps that begin from now on
+        self._cores: HostCores | None = None
 
     def join(self, rank: Rank) -> None:
         """Add `rank` before the first step."""
         self._ranks.append(rank)
         self._priority = EventPriority(STEP_PRIORITY + self._ranks[0].index)
+
+    def share(self, cores: HostCores) -> None:
+        """Take host time from `cores`, which others take it from as well: no steps are alike."""
+        self._cores, self._leaper = cores, None
 
     def enter(self, rank: Rank, request: Request) -> None:
         """`request` has arrived at `rank`'s engine."""
@@ -209,6 +215,8 @@ class Lockstep:
         while True:
             now = env.ticks
             self._active = active = self._plans(now)
+            if self._cores is not None:
+                self._cores.begin(self, len(self._ranks) if active else 0, now)
             if not active:
                 self._wait(now)
                 return

@@ -8,6 +8,7 @@ from heapq import heapreplace
 from perfmodel.cost.calibrations.engine_profile import ServerFit
 from perfmodel.engine import Request, RequestStatus, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
+from perfmodel.sim.replica.host_cores import HostCores
 from perfmodel.sim.replica.lockstep import Lockstep
 
 
@@ -20,15 +21,27 @@ class FrontEnd:
         self._in = to_ticks(server.in_s)
         self._in_serial = to_ticks(server.in_serial_s)
         self._in_per_token = to_ticks(server.in_per_prompt_token_s)
+        self._beam = to_ticks(server.beam_s)
         self._out = to_ticks(server.out_s)
         self._out_per_sequence = to_ticks(server.out_per_sequence_s)
         self._free_at = [0] * num_processes  # a heap
+        self.num_processes = num_processes
+        self.cores: HostCores | None = None  # where others work as well
+
+    def num_busy(self, now: int) -> int:
+        """Processes that take requests in."""
+        return sum([free > now for free in self._free_at])
 
     def delay(self, request: Request, now: int) -> int:
         """Ticks until the engine has a request that arrives `now`."""
-        done_at = max(self._free_at[0], now) + self._in_serial + self._in_per_token * request.num_prompt_tokens
+        work, latency = self._in_serial + self._in_per_token * request.num_prompt_tokens, self._in
+        if request.beam_step > 0:
+            work, latency = self._beam, 0
+        if self.cores is not None:
+            work, latency = self.cores.taken_in(work, now), self.cores.taken_in(latency, now)
+        done_at = max(self._free_at[0], now) + work
         heapreplace(self._free_at, done_at)
-        return done_at - now + self._in
+        return done_at - now + latency
 
     def pass_in(self, env: TickEnvironment, request: Request, enter: Callable[[Request], None]) -> None:
         """Call `enter` once the engine has a `request` that arrives now."""
@@ -40,10 +53,13 @@ class FrontEnd:
 
     def delay_out(self, batch: int) -> int:
         """Ticks from the end of a step that sampled for `batch` sequences until clients have the tokens."""
-        return self._out + self._out_per_sequence * -(-batch // len(self._free_at))
+        ticks = self._out + self._out_per_sequence * -(-batch // len(self._free_at))
+        return ticks if self.cores is None else self.cores.sent(ticks)
 
     def deliver(self, request: Request) -> None:
-        """Shift a finished request's times from sampling to delivery."""
+        """Shift a finished request's times from sampling to delivery; a beam's token goes no farther."""
+        if request.beam_step >= 0:
+            return
         assert request.first_token_at is not None
         assert request.finished_at is not None
         request.first_token_at += self.delay_out(request.first_token_batch)
@@ -72,32 +88,32 @@ class EngineRank:
         self.is_dead = False  # failed, not yet detected
         self._watchers: list[Callable[[int], None]] = []
         self.block_size = loop.scheduler.config.block_size
-        self._lockstep, self._on_finished, self._on_step = lockstep, on_finished, on_step
-        self._front_end = front_end or FrontEnd(ServerFit())
+        self.clock, self._on_finished, self._on_step = lockstep, on_finished, on_step
+        self.front_end = front_end or FrontEnd(ServerFit())
         lockstep.join(self)
 
     def add(self, request: Request) -> None:
         """Accept `request` now, through the front end."""
         self.expect(request)
         if not self.is_dead:
-            self._front_end.pass_in(self._lockstep.env, request, self._enter)
+            self.front_end.pass_in(self.clock.env, request, self._enter)
 
     def _enter(self, request: Request) -> None:
         if request.status is not RequestStatus.ABORTED and not self.is_dead:
-            self._lockstep.enter(self, request)
+            self.clock.enter(self, request)
 
     def abort(self, request: Request) -> bool:
         """Abort `request`; False if it is finished and on its way to the client."""
         if request.status is RequestStatus.FINISHED:
             return False
-        if not self._lockstep.abort(self, request):
+        if not self.clock.abort(self, request):
             request.status = RequestStatus.ABORTED  # still in the front end
         self.forget((request,))
         return True
 
     def drop(self, request: Request) -> None:
         """Free `request`, whose KV transfer was cancelled."""
-        self._lockstep.abort(self, request)
+        self.clock.abort(self, request)
 
     def die(self) -> None:
         """Fail undetected and lose all state: requests sent here wait until aborted.
@@ -107,7 +123,7 @@ class EngineRank:
         for request in [*scheduler.running, *scheduler.waiting, *scheduler.detached.values()]:
             if request.keeps_blocks and request.status is RequestStatus.FINISHED:
                 scheduler.release(request)
-            self._lockstep.abort(self, request)
+            self.clock.abort(self, request)
 
     def expect(self, request: Request) -> None:
         """Count `request` in the load that routers see."""
@@ -132,12 +148,12 @@ class EngineRank:
 
     def delay_out(self, batch: int) -> int:
         """Ticks from the end of a step that sampled for `batch` sequences until clients have the tokens."""
-        return self._front_end.delay_out(batch)
+        return self.front_end.delay_out(batch)
 
     @property
     def plan(self) -> StepPlan:
         """Plan of the running step; within `on_step`, of the step that has ended."""
-        return self._lockstep.plan_of(self)
+        return self.clock.plan_of(self)
 
     @property
     def is_idle(self) -> bool:
@@ -147,34 +163,34 @@ class EngineRank:
     @property
     def num_used_blocks(self) -> int:
         """KV blocks of requests that run, wait with their KV, or are finished and keep it."""
-        self._lockstep.finalize()
+        self.clock.finalize()
         return self.loop.scheduler.blocks.num_used
 
     def slow_down(self, factor: float) -> None:
         """Multiply step durations by `factor` from the next step on."""
-        self._lockstep.slow_down(factor)
+        self.clock.slow_down(factor)
 
     def await_kv(self, request: Request, on_load: Callable[[Request], None]) -> None:
         """Accept `request` with KV elsewhere: `on_load(request)` once it has blocks; `finish_load` must follow."""
         self.expect(request)
         if not self.is_dead:
             self.loop.on_load = on_load
-            self._lockstep.enter(self, request)
+            self.clock.enter(self, request)
 
     def finish_load(self, request: Request) -> None:
         """The KV of `request` has arrived."""
         self.loop.scheduler.finish_load(request)
-        self._lockstep.reschedule()
+        self.clock.reschedule()
 
     def retry_waiting(self) -> None:
         """KV has reached the host that a waiting request may need: schedule again."""
         self.loop.scheduler.retry_waiting()
-        self._lockstep.reschedule()
+        self.clock.reschedule()
 
     def release(self, request: Request) -> None:
         """Free the KV blocks kept by a finished `request`, and schedule again."""
         self.loop.scheduler.release(request)
-        self._lockstep.reschedule()
+        self.clock.reschedule()
         self._say_less()
 
     def end_step(self, record: StepRecord, finished: list[Request]) -> None:
@@ -184,7 +200,7 @@ class EngineRank:
             return
         self.forget(finished)
         for request in finished:
-            self._front_end.deliver(request)
+            self.front_end.deliver(request)
             self._on_finished(self, request)
 
 

@@ -312,6 +312,23 @@ class SparseAttentionRow(Spec):
     heads_per_tile: PositiveInt  # of the kernel; fewer heads on a device are padded to it
 
 
+class HostProcesses(Spec):
+    """Processes that keep a core of the host busy, as they poll, while their engine has requests.
+
+    per_rank, per_device: of a data-parallel rank, and of each of its devices
+    joins_lone_device:    a rank of one device has no process for it beside its own
+    polling_share:        of what a process with work gets of a core, what one gets that polls: less where it yields"""
+
+    per_rank: NonNegativeInt = 0
+    per_device: NonNegativeInt = 0
+    joins_lone_device: bool = False
+    polling_share: float = Field(default=1.0, ge=0, le=1)
+
+    def polling(self, num_devices: int) -> int:
+        """How many a rank with so many devices has."""
+        return self.per_rank + (0 if self.joins_lone_device and num_devices == 1 else self.per_device * num_devices)
+
+
 class EngineFacts(Spec):
     """The facts of an engine at one version; in a file, those that changed with it.
 
@@ -360,6 +377,8 @@ class EngineFacts(Spec):
     api_server_request_s: float = Field(
         default=0.0, ge=0
     )  # CPU time of its server's process for an answer that comes whole
+    api_server_beam_s: float = Field(default=0.0, ge=0)  # for a token of a beam that it asks for; 0: it has no beams
+    host_processes: HostProcesses | None = None  # None: not known
     released: datetime.date | None = None  # when the version came out
     unconfirmed: tuple[str, ...] = ()
 
