@@ -14,8 +14,8 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel_executors.models.support import CPU
 
 
-def find_device(hardware: HardwareSpec, num_devices: int = 1, rank: int = 0) -> torch.device:
-    """The device of `rank` among `num_devices` of `hardware` here; a GPU is known by the file's names and aliases.
+def find_device(hardware: HardwareSpec, num_devices: int = 1) -> torch.device:
+    """The first device of `num_devices` of `hardware` here; a GPU is known by the file's names and aliases.
     Raises PerfmodelError for hardware of which too little is here, or that nothing is executed on."""
     name, kind = hardware.name, hardware.kind
     if kind == "cpu":
@@ -37,7 +37,7 @@ def find_device(hardware: HardwareSpec, num_devices: int = 1, rank: int = 0) -> 
             f"the scenario asks for {num_devices} devices, but {len(present)} x {present[0]} are here; lower "
             f"tensor_parallel_size."
         )
-    return torch.device("cuda", rank)
+    return torch.device("cuda", 0)
 
 
 def present_device(kind: str = "auto") -> tuple[torch.device, HardwareSpec]:

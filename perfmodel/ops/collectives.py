@@ -49,9 +49,9 @@ def all_to_all(
     return _collective(name, "all_to_all", payload_bytes, ranks, kernel, exchange)
 
 
-def send_recv(payload_bytes: float, ranks: Ranks = 2, name: str = "send_recv") -> Work:
+def send_recv(payload_bytes: float, ranks: Ranks = 2) -> Work:
     """One message from a rank to the next."""
-    return _collective(name, "send_recv", payload_bytes, ranks)
+    return _collective("send_recv", "send_recv", payload_bytes, ranks)
 
 
 def tensor_parallel(

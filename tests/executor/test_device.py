@@ -24,7 +24,7 @@ def gpus(monkeypatch):
 def test_a_gpu_is_known_by_the_name_it_gives_itself(gpus):
     gpus("NVIDIA H200", "NVIDIA H200")
     assert find_device(load_hardware("h200-sxm")) == torch.device("cuda", 0)
-    assert find_device(load_hardware("h200-sxm"), num_devices=2, rank=1) == torch.device("cuda", 1)
+    assert find_device(load_hardware("h200-sxm"), num_devices=2) == torch.device("cuda", 0)
     assert find_device(load_hardware("cpu")) == CPU
 
 

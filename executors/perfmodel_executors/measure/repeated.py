@@ -13,6 +13,7 @@ from perfmodel_executors.measure.calibrate import CalibratedMachine, Progress, c
 from perfmodel_executors.run import execute_scenario
 
 Served = tuple[ModelSpec, str, str, str, str]
+_BUDGET_S = 12.0  # of wall time for calibrating each model in each format
 
 
 class RepeatedRuns(NamedTuple):
@@ -24,17 +25,17 @@ class RepeatedRuns(NamedTuple):
 
 
 def execute_repeatedly(
-    scenarios: Sequence[Scenario], rounds: int, progress: Progress | None = None, budget_s: float = 12.0
+    scenarios: Sequence[Scenario], rounds: int, progress: Progress | None = None
 ) -> list[RepeatedRuns]:
-    """Each of `scenarios` executed `rounds` times and simulated once; budget_s: wall seconds for calibrating each model
-    in each format. A scenario that is not executed has the sentence that says why."""
+    """Each of `scenarios` executed `rounds` times and simulated once. A scenario that is not executed has the sentence
+    that says why."""
     machines: dict[Served, CalibratedMachine] = {}
     refused: dict[Served, str] = {}
     for scenario in scenarios:
         served = _served(scenario)
         if served not in machines and served not in refused:
             try:
-                machines[served] = calibrate_machine(scenario, budget_s)
+                machines[served] = calibrate_machine(scenario, _BUDGET_S)
             except PerfmodelError as error:
                 refused[served] = str(error)
     problems = [refused.get(_served(scenario), "") for scenario in scenarios]

@@ -70,7 +70,10 @@ def overlapped(first: Half, second: Half, num_layers: int, share: float = 0.0) -
 
 
 def halves(shape: BatchShape) -> tuple[BatchShape, BatchShape]:
-    """The step cut before its middle token: decodes come first, and a prompt may be cut. All logits are the first's."""
+    """The step cut before its middle token: decodes come first, and a prompt may be cut. All logits are the first's.
+
+    So are all images: the encoder is done before the step is cut (vllm/v1/worker/gpu_model_runner.py,
+    `_execute_mm_encoder`)."""
     first_tokens = shape.num_tokens // 2
     decodes = min(shape.num_decodes, first_tokens)
     room, fronts, backs = first_tokens - decodes, list[tuple[int, int]](), list[tuple[int, int]]()
@@ -84,6 +87,7 @@ def halves(shape: BatchShape) -> tuple[BatchShape, BatchShape]:
     windowed = tuple([round(seen * share) for seen in shape.decode_windowed])
     everyone = shape.group_tokens * first_tokens // max(shape.num_tokens, 1)
     first = BatchShape(first_tokens, shape.num_samples, tuple(fronts), decodes, context, windowed, everyone)
+    first = first._replace(images=shape.images)
     second = BatchShape(
         shape.num_tokens - first_tokens,
         0,
@@ -101,7 +105,9 @@ def lane_of(name: str) -> str:
     name = name.partition("@")[0]
     if name == "experts" or name in _MESSAGES:
         return name
-    return "outside" if name in _OUTSIDE else "block" if name.startswith(_IN_BLOCK) else "attention"
+    if name in _OUTSIDE or name.startswith("encoder_"):
+        return "outside"
+    return "block" if name.startswith(_IN_BLOCK) else "attention"
 
 
 class OverlapCostModel:
@@ -184,7 +190,8 @@ class OverlapCostModel:
         """Serial and hidden picoseconds of the host, which launches both halves of a step without a CUDA graph."""
         serial, hidden = self._host.ticks(shape)
         decodes = shape._replace(prefills=(), num_decodes=shape.num_decodes + len(shape.prefills))
-        return serial, 2 * hidden - self._host.ticks(decodes)[1]
+        encoder = self._host.encoder if shape.images else 0
+        return serial, 2 * hidden - self._host.ticks(decodes)[1] + encoder
 
 
 def _by_lane(estimate: StepEstimate) -> list[float]:

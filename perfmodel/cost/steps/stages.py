@@ -80,15 +80,16 @@ def round_time(plans: Mapping[StageTimes, int]) -> float:
 def plans_of_round(shape: BatchShape, num_stages: int) -> dict[BatchShape, int]:
     """The plans of a step of `shape`, with their counts: one per stage, if there are as many sequences.
 
-    Decodes are split evenly, prompts go whole to one plan after another."""
+    Decodes are split evenly, prompts go whole to one plan after another, and images to the plans with prompts."""
     count = max(1, min(num_stages, shape.num_decodes + len(shape.prefills)))
     if count == 1:
         return {shape: 1}
     sizes = sorted(shape.prefills, reverse=True)
-    dealt = [tuple(sizes[i::count]) for i in range(count)]
+    with_prompts = max(min(count, len(sizes)), 1)
     plans: dict[BatchShape, int] = {}
-    for prefills in dealt:
-        plan = _plan(shape, prefills, count)
+    for index in range(count):
+        images = shape.images[index::with_prompts] if index < with_prompts else ()
+        plan = _plan(shape, tuple(sizes[index::count]), count)._replace(images=images)
         plans[plan] = plans.get(plan, 0) + 1
     return plans
 
