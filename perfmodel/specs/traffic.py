@@ -438,6 +438,11 @@ class Traffic(CheckedSpec):
         return self.conversations is not None or (self.trace is not None and self.trace.has_conversations)
 
     @property
+    def samples_per_request(self) -> int:
+        """Answers that a router sees as one request; trainers send those of rollouts one by one."""
+        return 1 if self.rollouts is not None else self.samples_per_prompt
+
+    @property
     def has_sessions(self) -> bool:
         """Whether requests are recorded sessions of agents, whose hashes say what prompts share."""
         return self.trace is not None and self.trace.format == "agents"

@@ -169,7 +169,8 @@ class Cluster:
         replicas = tuple(Replica(engines[i : i + together]) for i in range(0, len(engines), together))
         if own.hardware.host is not None and executed is None:
             _share_cores(own, replicas, to_ticks(server.out_per_sequence_s), cost_model)
-        route = FleetRouter(spec.router or self.scenario.cluster.router, replicas, self.scenario.seed)
+        samples = self.scenario.traffic.samples_per_request
+        route = FleetRouter(spec.router or self.scenario.cluster.router, replicas, self.scenario.seed, samples)
         pipelines = tuple(dict.fromkeys(clock for clock in locksteps if isinstance(clock, Pipeline)))
         self.pools.append(Pool(spec, own, memory, cost_model, replicas, route, backend, pipelines))
         return self.pools[-1]

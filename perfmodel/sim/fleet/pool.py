@@ -113,9 +113,11 @@ class FleetRouter:
     """Router `name` over replicas that come and go.
 
     Within a replica the rank with fewest requests is chosen: vLLM's data-parallel load balancer and TensorRT-LLM's
-    attention-DP balance do so."""
+    attention-DP balance do so. samples: answers of a prompt, which are one request at a router and so on one replica"""
 
-    def __init__(self, name: str, replicas: Sequence[Replica], seed: int = 0) -> None:
+    def __init__(self, name: str, replicas: Sequence[Replica], seed: int = 0, samples: int = 1) -> None:
+        self._samples = samples
+        self._chosen: dict[int, tuple[Any, int]] = {}  # by prompt: the target, and how many answers are still to come
         shared = replicas if any(len(replica.ranks) > 1 for replica in replicas) else ()
         self._within = {replica.index: LeastLoaded("num_outstanding", replica.ranks) for replica in shared}
         self._router: Router[Any] = ROUTERS[name](seed=seed)  # over replicas, or where each is one rank, over these
@@ -127,13 +129,24 @@ class FleetRouter:
         """Router over `pools` of `scenario`; a single pool uses its own."""
         if len(pools) == 1:
             return pools[0].route
-        return cls(scenario.cluster.router, [replica for pool in pools for replica in pool.replicas], scenario.seed)
+        replicas = [replica for pool in pools for replica in pool.replicas]
+        return cls(scenario.cluster.router, replicas, scenario.seed, scenario.traffic.samples_per_request)
 
     def __call__(self, request: Request) -> EngineRank:
         """Engine for `request`; some replica must be up."""
-        target = self._router(request)
+        target = self._router(request) if self._samples == 1 else self._with_others(request)
         engine: EngineRank = self._within[target.index](request) if self._within else target
         return engine
+
+    def _with_others(self, request: Request) -> Any:
+        """Where the first answer to the same prompt went, unless that has left."""
+        prompt = request.request_id // self._samples
+        target, left = self._chosen.pop(prompt, (None, self._samples))
+        if target not in self._router.targets:
+            target = self._router(request)
+        if left > 1:
+            self._chosen[prompt] = target, left - 1
+        return target
 
     def __len__(self) -> int:
         return len(self._router.targets)

@@ -51,6 +51,17 @@ def test_answers_of_a_prompt_share_it_and_have_lengths_of_their_own() -> None:
     assert len({draft.num_output_tokens for draft in groups[0]}) > 1
 
 
+@pytest.mark.parametrize("router", ["round_robin", "random", "power_of_two", "least_outstanding"])
+def test_answers_of_a_prompt_go_to_one_replica(router: str) -> None:
+    """They are one request at a router, so three of four find the prompt in the cache of the first."""
+    changes = ("cluster.replicas=3", f"cluster.router={router}", "traffic.input_tokens.low=100")
+    requests = simulate(scenario(BURST, *changes)).requests
+    replicas = requests.replica[np.argsort(requests.request_id)].reshape(-1, 4)
+    assert (replicas == replicas[:, :1]).all()
+    assert len(set(replicas[:, 0])) == 3
+    assert np.count_nonzero(requests.num_cached_tokens) == 36
+
+
 def test_one_answer_a_prompt_draws_what_it_drew_before() -> None:
     plain = drafts(BURST | {"samples_per_prompt": 1})
     sampled = drafts(BURST)
@@ -75,9 +86,10 @@ def test_n_answers_compute_their_prompts_whole_blocks_once() -> None:
     assert result.summary["prefix_cache_hit_rate"] == pytest.approx(7 * 144 / (8 * 160))
 
 
-def test_affinity_keeps_the_answers_of_a_prompt_together_and_round_robin_does_not() -> None:
+def test_in_rollouts_affinity_keeps_the_answers_of_a_prompt_together_and_round_robin_does_not() -> None:
+    rollouts = BURST | {"rollouts": {"iterations": 1}}
     split, together = (
-        simulate(scenario(BURST, "cluster.replicas=2", f"cluster.router={router}")).summary["prefix_cache_hit_rate"]
+        simulate(scenario(rollouts, "cluster.replicas=2", f"cluster.router={router}")).summary["prefix_cache_hit_rate"]
         for router in ("round_robin", "session_affinity")
     )
     assert split < 0.55 < 0.65 < together < 0.75
