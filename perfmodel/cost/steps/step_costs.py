@@ -70,7 +70,7 @@ class StepCosts:
         if config.disable_by_batch_size is not None and batch > config.disable_by_batch_size:
             return 0
         if not config.adaptive or config.acceptance is None:
-            return config.depth
+            return config.typical_depth
         cost_model, context = self.speculative_cost_model(), shape.decode_context // batch
         return max(
             range(config.depth + 1),
