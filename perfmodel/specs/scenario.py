@@ -122,6 +122,7 @@ class Scenario(CheckedSpec):
             if engine.kv_offload is not None:
                 engine.kv_offload.link_of(hardware)
             yield from self._conflicts_of_adapters(pool)
+            yield from self._conflicts_of_shapes(pool)
             if pool.role != "unified":
                 if engine.speculative_config is not None:
                     yield (
@@ -165,6 +166,24 @@ class Scenario(CheckedSpec):
             )
         if engine.enable_lora and pool.role != "unified":
             yield "got enable_lora in prefill and decode pools; only unified engines have it"
+
+    def _conflicts_of_shapes(self, pool: PoolSpec) -> Iterator[str]:
+        """What answers of a required shape do not go with."""
+        engine, model, place = pool.engine, pool.model or self.model, "traffic.structured_outputs"
+        others = {
+            f"engine.profile={engine.profile}, whose rules are not described; set it to vllm": (
+                not engine.rules.masks_shapes
+            ),
+            f"{model.name}, which returns no text; leave one of the two out": model.pooling is not None,
+            "prefill and decode pools, where it is not modelled; leave one of the two out": pool.role != "unified",
+            f"engine.batching={engine.batching}, with which it is not modelled; leave that out": (
+                engine.batching != "continuous"
+            ),
+            f"engine.pipeline_parallel_size={engine.pipeline_parallel_size}, with which it is not modelled; set that "
+            f"to 1": engine.pipeline_parallel_size > 1,
+        }
+        if self.traffic.structured_outputs is not None:
+            yield from (f"got {place} beside {other}" for other, is_given in others.items() if is_given)
 
     def _conflicts_of_images(self) -> Iterator[str]:
         """What images in the traffic do not go with."""

@@ -446,9 +446,13 @@ class SpeculativeConfig(VariantSpec):
     @cached_property
     def typical_depth(self) -> int:
         """Draft depth where a step's matches are not known: full, or the mean of suffix decoding."""
-        if self.method != "suffix" or self.acceptance is None:
-            return self.depth
-        return max(round(self._match_cycle[1]), 1)
+        is_known = self.method == "suffix" and self.acceptance is not None
+        return max(round(self.mean_depth), 1) if is_known else self.depth
+
+    @property
+    def mean_depth(self) -> float:
+        """Suffix decoding: tokens that a step drafts, in the mean."""
+        return self._match_cycle[1]
 
     @cached_property
     def _match_cycle(self) -> tuple[float, float]:
