@@ -211,7 +211,8 @@ def _texts(name: str) -> list[tuple[NDArray[Any], NDArray[Any]]]:
         answer = tokens[first + _PROMPT : first + _PROMPT + _ANSWER]
         if name == "edits":
             answer = prompt[:_ANSWER].copy()
-            answer[rng.sample(range(_ANSWER), _ANSWER // 25)] = rng.randrange(len(ids))
+            for place in rng.sample(range(_ANSWER), _ANSWER // 25):
+                answer[place] = rng.randrange(len(ids))
         texts.append((prompt, answer))
     return texts
 

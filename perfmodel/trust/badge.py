@@ -138,6 +138,7 @@ def trust_of(scenario: Scenario) -> Trust:
     level, because, cut = max(origins, key=lambda origin: (LEVELS.index(origin[0]), index.CUTS.index(origin[2])))
     extras = [name for name, is_used in _FEATURES.items() if any(map(is_used, scenario.pools))]
     extras += ["images"] * (scenario.traffic.images is not None)
+    extras += ["answers of a required shape"] * (scenario.traffic.structured_outputs is not None)
     if (shown := _shown(errors)) and not extras:
         first, *others = sorted({cell.low.model for cell in alike})
         models = f"{first} and {len(others)} other models" if others else first
