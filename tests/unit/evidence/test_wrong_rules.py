@@ -441,6 +441,52 @@ def shares_blocks_between_adapters(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plans, "_requests_of", alike)
 
 
+# Of answers of a required shape, and of drafts of any length.
+
+
+def _with_requests(patch: pytest.MonkeyPatch, **fields: object) -> None:
+    requests_of = plans._requests_of
+
+    def changed(*of, **named):
+        result = requests_of(*of, **named)
+        for request in result.values():
+            for name, value in fields.items():
+                setattr(request, name, value)
+        return result
+
+    patch.setattr(plans, "_requests_of", changed)
+
+
+def keeps_shapes_in_line(patch: pytest.MonkeyPatch) -> None:
+    """Those with a shape would wait behind all that came before."""
+    _with_requests(patch, grammar=None)
+
+
+def needs_no_grammar(patch: pytest.MonkeyPatch) -> None:
+    _with_requests(patch, awaits_grammar=False)
+
+
+def waits_behind_a_grammar(patch: pytest.MonkeyPatch) -> None:
+    """Nobody would pass a request whose grammar is being compiled."""
+    admit = Scheduler._admit
+
+    def in_line(self, plan, *of):
+        is_held = self._waiting and self._waiting[0][1].awaits_grammar
+        return 0 if is_held else admit(self, plan, *of)
+
+    patch.setattr(Scheduler, "_admit", in_line)
+
+
+def drafts_all_the_way(patch: pytest.MonkeyPatch) -> None:
+    init = DraftingRequests.__init__
+
+    def without(self, *of):
+        init(self, *of)
+        self._by_match = ()
+
+    patch.setattr(DraftingRequests, "__init__", without)
+
+
 # Of images.
 
 
@@ -564,6 +610,11 @@ WRONG_RULES = {
             keeps_images_to_the_end,
         ),
     ),
+    "vllm_0.30.0_shapes": (
+        (120, 1),
+        (drafts_all_the_way, keeps_shapes_in_line, needs_no_grammar, waits_behind_a_grammar),
+    ),
+    "vllm_0.30.0_suffix": ((120, 1), (drafts_all_the_way,)),
     "vllm_0.30.0_pooling": ((120, 1), (cuts_whole_prompts, generates_after_the_prompt)),
     "sglang_0.5.23": (
         (1080, 1),
