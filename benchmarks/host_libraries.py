@@ -229,15 +229,17 @@ def _suffix() -> _Drafts:
             result = result or drafts
             block = {"method": "suffix", "num_speculative_tokens": most, "suffix_decoding_max_spec_factor": factor}
             config = SpeculativeConfig.model_validate({**block, "acceptance": {"per_position": drafts.right}})
-            expected = f"expected {config.expected_tokens():.2f} of {config.mean_depth:.2f}"
-            print(
-                f"{name} at most {most} x {factor:g}: {drafts.tokens:.2f} tokens of {drafts.drafted:.2f} drafted, {expected}"
-            )
-            print(
-                f"  {drafts.step_s * 1e6:.1f} us a step, {drafts.prompt_token_s * 1e6:.2f} us a token of the prompt; right in a row {drafts.right[:12]}"
-            )
+            print(f"{name} at most {most} x {factor:g}: {drafts.tokens:.2f} tokens of {drafts.drafted:.2f} drafted")
+            print(f"  expected: {config.expected_tokens():.2f} tokens of {config.mean_depth:.2f} drafted")
+            print(f"  {drafts.step_s * 1e6:.1f} us a step, {drafts.prompt_token_s * 1e6:.2f} us a token of the prompt")
+            print(f"  right after so many in a row: {drafts.right[:12]}")
     assert result is not None
     return result
+
+
+def _in_words(name: str, seconds: list[float]) -> str:
+    first, again, fill, accept = seconds
+    return f"{name}: compile {first * 1e3:.2f} ms, again {again * 1e3:.3f} ms, mask {1e6 * (fill + accept):.1f} us"
 
 
 def main(vocabulary: str, *flags: str) -> None:
@@ -254,13 +256,10 @@ def main(vocabulary: str, *flags: str) -> None:
         for own in SCHEMAS:
             row = [median(column) for column in zip(*(run[1:] for run in runs if run[0] == own), strict=True)]
             medians.append(row)
-            print(
-                f"{name} {own}: compile {row[0] * 1e3:.2f} ms, again {row[1] * 1e3:.3f} ms, mask {1e6 * (row[2] + row[3]):.1f} us"
-            )
-        first, again, fill, accept = (mean(column) for column in zip(*medians, strict=True))
-        print(
-            f"{name} in the mean: compile {first * 1e3:.2f} ms, again {again * 1e3:.3f} ms, mask {1e6 * (fill + accept):.1f} us"
-        )
+            print(_in_words(f"{name} {own}", row))
+        means = [mean(column) for column in zip(*medians, strict=True)]
+        first, again, fill, accept = means
+        print(_in_words(f"{name} in the mean", means))
         seconds = {"compile_s": first, "again_s": again, "mask_s": fill + accept}
         grammars[name] = {
             "library": f"{package} {version(package)}",
@@ -270,7 +269,7 @@ def main(vocabulary: str, *flags: str) -> None:
     trees = {"step_s": drafts.step_s, "prompt_token_s": drafts.prompt_token_s}
     suffix = {"library": "arctic-inference 0.1.1", **{key: float(f"{value:.3g}") for key, value in trees.items()}}
     document = {
-        "source": f"xgrammar, llguidance and arctic-inference timed on one core of an x86-64 server, {len(tokens):,} tokens",
+        "source": f"three libraries, timed on one core of an x86-64 server; a vocabulary of {len(tokens):,} tokens",
         "date": str(datetime.date.today()),
         "command": "python benchmarks/host_libraries.py VOCABULARY --write",
         **{"grammars": grammars, "suffix": suffix},

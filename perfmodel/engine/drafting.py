@@ -9,8 +9,7 @@ Pipelined, the drafter runs ahead during verification. `num_accepted` may be dep
 was the drafter's guess of the model's own token. Only then is there a draft for the next step; else, and for decodes
 that just began or were left out, the drafter restarts and the next step brings one token.
 
-With `Speculation.depth_by_match` a request's draft is as long as its run of right tokens allows; depth + 1 says that
-the run goes on, the model's own token included.
+With `Speculation.depth_by_match` drafts are by a request's right tokens in a row; depth + 1 says that the row goes on.
 
 Grants differ by request, so there is no cohort. Plans advance counts by the certain token; `take_accepted` adds right
 drafts. Ahead (`Speculation.is_ahead`), a plan is made before the last one's drafts are verified and takes all as right:

@@ -16,7 +16,7 @@ class GrammarMasks:
     """Enters into plans how many masks they need."""
 
     def __init__(self) -> None:
-        self._last: tuple[list[Request], int] | None = None  # decodes of a plan without drafts, and how many have a shape
+        self._last: tuple[list[Request], int] | None = None  # decodes without drafts, and how many have a shape
 
     def count(self, plan: StepPlan) -> None:
         """Set `plan.num_masks`."""

@@ -169,21 +169,16 @@ class Scenario(CheckedSpec):
 
     def _conflicts_of_shapes(self, pool: PoolSpec) -> Iterator[str]:
         """What answers of a required shape do not go with."""
-        engine, model, place = pool.engine, pool.model or self.model, "traffic.structured_outputs"
+        engine, model, shapes = pool.engine, pool.model or self.model, self.traffic.structured_outputs
         others = {
-            f"engine.profile={engine.profile}, whose rules are not described; set it to vllm": (
-                not engine.rules.masks_shapes
-            ),
-            f"{model.name}, which returns no text; leave one of the two out": model.pooling is not None,
-            "prefill and decode pools, where it is not modelled; leave one of the two out": pool.role != "unified",
-            f"engine.batching={engine.batching}, with which it is not modelled; leave that out": (
-                engine.batching != "continuous"
-            ),
-            f"engine.pipeline_parallel_size={engine.pipeline_parallel_size}, with which it is not modelled; set that "
-            f"to 1": engine.pipeline_parallel_size > 1,
+            f"engine.profile={engine.profile}": not engine.rules.masks_shapes,
+            f"{model.name}, which returns no text": model.pooling is not None,
+            "prefill and decode pools": pool.role != "unified",
+            f"engine.batching={engine.batching}": engine.batching != "continuous",
+            f"engine.pipeline_parallel_size={engine.pipeline_parallel_size}": engine.pipeline_parallel_size > 1,
         }
-        if self.traffic.structured_outputs is not None:
-            yield from (f"got {place} beside {other}" for other, is_given in others.items() if is_given)
+        for other in (name for name, is_given in others.items() if is_given and shapes is not None):
+            yield f"got traffic.structured_outputs beside {other}, which is not modelled; leave out or change one"
 
     def _conflicts_of_images(self) -> Iterator[str]:
         """What images in the traffic do not go with."""

@@ -17,11 +17,9 @@ from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import CommittedFits, load_fitted
 from perfmodel.specs.scenario import Scenario
 
-DEFAULT_BACKEND = "xgrammar"  # vLLM's for `auto`, where it has all that a schema asks for
-
 
 class GrammarFit(Spec):
-    """Seconds of one backend; library: and its version."""
+    """Seconds of one backend, which of vLLM's `auto` is xgrammar; library: and its version."""
 
     library: str
     compile_s: float = Field(ge=0, le=10)
@@ -56,6 +54,6 @@ def grammar_fit(scenario: Scenario) -> GrammarFit | None:
     if shapes is None:
         return None
     backend = scenario.engine.structured_outputs_config.backend
-    fit = load_host_work().grammars[DEFAULT_BACKEND if backend == "auto" else backend]
+    fit = load_host_work().grammars["xgrammar" if backend == "auto" else backend]
     given = {"compile_s": shapes.compile_s, "mask_s": shapes.mask_s}
     return fit.model_copy(update={name: value for name, value in given.items() if value is not None})

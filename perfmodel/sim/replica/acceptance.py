@@ -1,8 +1,9 @@
 """`SimulatedAcceptance`: draws which drafted tokens are accepted.
 
 Each draw is a hash of seed, request and output position, so it does not depend on batch mates, draft length or event
-order. Of suffix decoding it is compared with the rate after so many right ones in a row. For trees a draw says at each depth whether any candidate is right: candidates exclude each other, so their
-probabilities add up, and only the count matters."""
+order. For trees a draw says at each depth whether any candidate is right: candidates exclude each other, so their
+probabilities add up, and only the count matters. For suffix decoding it meets the rate after so many right ones in a
+row."""
 
 from perfmodel.engine import Request, StepPlan
 from perfmodel.sim.traffic.distributions import uniform_draws

@@ -49,9 +49,9 @@ LoraModule = Literal["qkv_proj", "o_proj", "gate_up_proj", "down_proj", "embed_t
 
 
 class StructuredOutputsConfig(Spec):
-    """vLLM's: who makes the masks of answers of a required shape; auto: xgrammar."""
+    """vLLM's, for answers of a required shape."""
 
-    backend: Literal["auto", "xgrammar", "guidance"] = "auto"
+    backend: Literal["auto", "xgrammar", "guidance"] = "auto"  # who makes their masks; auto: xgrammar
 
 
 class EplbConfig(Spec):
@@ -198,7 +198,9 @@ class EngineSpec(VariantSpec):
     enable_dbo: bool = False
     dbo_decode_token_threshold: int = Field(default=32, ge=2)
     dbo_prefill_token_threshold: int = Field(default=512, ge=2)
-    structured_outputs_config: StructuredOutputsConfig = StructuredOutputsConfig()  # read with traffic.structured_outputs
+    structured_outputs_config: StructuredOutputsConfig = (
+        StructuredOutputsConfig()
+    )  # read with traffic.structured_outputs
 
     @property
     def num_host_adapters(self) -> int:

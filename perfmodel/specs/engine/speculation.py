@@ -381,12 +381,8 @@ class SpeculativeConfig(VariantSpec):
     def _suffix_conflicts(self) -> Iterator[str]:
         if self.adaptive:
             yield "got adaptive with method=suffix, whose drafts are as long as their match; leave it out"
-        own = self.acceptance
-        if own is not None and (own.measured is not None or own.offered < 1):
-            yield (
-                "got acceptance.measured or offered with method=suffix, whose acceptance is by right tokens in a row; "
-                "give per_position, whose first figure is that of a match of one token"
-            )
+        if (own := self.acceptance) is not None and (own.measured is not None or own.offered < 1):
+            yield "got acceptance.measured or offered with method=suffix; give per_position, by right tokens in a row"
 
     def is_mtp_of(self, model: ModelSpec) -> bool:
         """Whether the multi-token prediction head of `model` drafts: it serves as the EAGLE head."""
@@ -435,8 +431,8 @@ class SpeculativeConfig(VariantSpec):
         """Suffix decoding: draft depth after 0, 1, 2 ... right tokens in a row, the last of which repeats; else empty.
 
         The newest token and the r right ones before it match. A match of m tokens drafts min(K, f m) of those that its
-        tree of depth D has behind it, D - m; of matches up to r + 1 that with the longest draft is taken (arctic
-        -inference 0.1.1, csrc/suffix_decoding/suffix_tree.cc, `speculate`)."""
+        tree of depth D has behind it, D - m; of matches up to r + 1 that with the longest draft is taken (`speculate`
+        of arctic-inference 0.1.1's suffix tree)."""
         if self.method != "suffix":
             return ()
         factor, tree, most = self.suffix_decoding_max_spec_factor, self.suffix_decoding_max_tree_depth, self.depth
@@ -458,10 +454,9 @@ class SpeculativeConfig(VariantSpec):
     def _match_cycle(self) -> tuple[float, float]:
         """(tokens, drafted tokens) per step of suffix decoding, in the mean.
 
-        Runs of right tokens renew themselves: a wrong token is followed by a step that drafts for a match of one. A
-        step after r right ones drafts d = d(r) and comes with S_(d+1) to a step after r + d + 1, S_i = a_r ... a_(r+i-1)
-        being that i more are right; it has 1 + S_1 + ... + S_d tokens. From the longest draft and the last given
-        acceptance on steps are alike."""
+        A wrong token renews a run of right ones. With S_i = a_r ... a_(r+i-1), that i more are right, a step after r
+        drafts d = d(r), has 1 + S_1 + ... + S_d tokens and is followed with S_(d+1) by a step after r + d + 1. From the
+        longest draft and the last given acceptance on steps are alike."""
         assert self.acceptance is not None
         depths = self.depth_by_match
         last = max(len(depths), len(self.acceptance.per_position or ())) - 1

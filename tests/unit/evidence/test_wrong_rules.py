@@ -611,10 +611,10 @@ WRONG_RULES = {
         ),
     ),
     "vllm_0.30.0_shapes": (
-        (120, 1),
+        (105, 1),
         (drafts_all_the_way, keeps_shapes_in_line, needs_no_grammar, waits_behind_a_grammar),
     ),
-    "vllm_0.30.0_suffix": ((120, 1), (drafts_all_the_way,)),
+    "vllm_0.30.0_suffix": ((105, 1), (drafts_all_the_way,)),
     "vllm_0.30.0_pooling": ((120, 1), (cuts_whole_prompts, generates_after_the_prompt)),
     "sglang_0.5.23": (
         (1080, 1),

@@ -114,16 +114,16 @@ def test_requests_without_a_shape_go_on_meanwhile() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["engine.profile=sglang"], "rules are not described; set it to vllm"),
-        (["engine.profile=trtllm"], "rules are not described; set it to vllm"),
-        (["engine.pipeline_parallel_size=2"], "set that to 1"),
+        (["engine.profile=sglang"], "beside engine.profile=sglang, which is not modelled"),
+        (["engine.profile=trtllm"], "leave out or change one"),
+        (["engine.pipeline_parallel_size=2"], "engine.pipeline_parallel_size=2"),
         (["engine.batching=static"], "engine.batching=static"),
         (["engine.structured_outputs_config.backend=outlines"], "xgrammar"),
         (["traffic.structured_outputs={count: 3, shares: [1, 2]}"], "expected one for each"),
         (["traffic.structured_outputs={count: 2, shares: [1, 2], zipf: 1}"], "leave one of them out"),
         (
             ["cluster={pools: [{role: prefill, replicas: 1}, {role: decode, replicas: 1}]}"],
-            "prefill and decode pools, where it is not modelled",
+            "beside prefill and decode pools",
         ),
     ],
 )
@@ -140,6 +140,4 @@ def test_backends_cost_what_was_measured() -> None:
         for backend in ("auto", "xgrammar", "guidance")
     }
     assert first["auto"]["mean_ttft_ms"] == first["xgrammar"]["mean_ttft_ms"]
-    assert first["xgrammar"]["mean_ttft_ms"] - first["guidance"]["mean_ttft_ms"] == pytest.approx(
-        50.9 - 0.552, abs=0.5
-    )
+    assert first["xgrammar"]["mean_ttft_ms"] - first["guidance"]["mean_ttft_ms"] == pytest.approx(50.9 - 0.552, abs=0.5)
