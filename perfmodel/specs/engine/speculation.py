@@ -287,8 +287,8 @@ class SpeculativeConfig(VariantSpec):
     model:        the draft model                                          (draft_model)
     quantization: what the drafter's weights are quantized to              (self_quantized; draft_model)
     prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram looked for; vLLM's default is 5    (ngram)
-    suffix_decoding_max_tree_depth: most tokens of a match and its draft together                       (suffix)
-    suffix_decoding_max_spec_factor: drafted tokens for each token that matches                         (suffix)
+    suffix_decoding_max_tree_depth: most tokens of a match and its draft together, 24 unless given      (suffix)
+    suffix_decoding_max_spec_factor: drafted tokens for each token that matches, 1 unless given         (suffix)
     tree:         candidates by depth: every node of a depth has so many children, all verified under a tree mask
     adaptive:     the draft length is chosen for each step: what gives most tokens per second with so many sequences
     has_own_device: pipelined: the drafter runs on as many devices of its own, and shares none of the model's"""
@@ -322,15 +322,14 @@ class SpeculativeConfig(VariantSpec):
     pipelined: bool = False  # the next round is drafted while this one is verified     (draft_model)
     has_own_device: bool = False
     acceptance: Acceptance | None = None  # how many tokens are right: needed to simulate, measured when executed
-    suffix_decoding_max_tree_depth: Annotated[int, Field(ge=2, le=_MAX_DEPTH)] = _MAX_TREE_DEPTH
-    suffix_decoding_max_spec_factor: Annotated[float, Field(ge=1, le=_MAX_DEPTH)] = 1.0
+    suffix_decoding_max_tree_depth: Annotated[int, Field(ge=2, le=_MAX_DEPTH)] | None = None
+    suffix_decoding_max_spec_factor: Annotated[float, Field(ge=1, le=_MAX_DEPTH)] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _suffix_drafts_up_to_its_tree(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("method") == "suffix" and data.get("num_speculative_tokens") is None:
-            depth = data.get("suffix_decoding_max_tree_depth", _MAX_TREE_DEPTH)
-            return {**data, "num_speculative_tokens": depth}
+            return {**data, "num_speculative_tokens": data.get("suffix_decoding_max_tree_depth") or _MAX_TREE_DEPTH}
         return data
 
     @field_validator("method", mode="before")
@@ -435,8 +434,8 @@ class SpeculativeConfig(VariantSpec):
         of arctic-inference 0.1.1's suffix tree)."""
         if self.method != "suffix":
             return ()
-        factor, tree, most = self.suffix_decoding_max_spec_factor, self.suffix_decoding_max_tree_depth, self.depth
-        drafted = (min(most, int(factor * match + 1e-6), tree - match) for match in range(1, tree))
+        tree, factor = self.suffix_decoding_max_tree_depth or _MAX_TREE_DEPTH, self.suffix_decoding_max_spec_factor or 1
+        drafted = (min(self.depth, int(factor * match + 1e-6), tree - match) for match in range(1, tree))
         return tuple(accumulate(drafted, max))
 
     @cached_property

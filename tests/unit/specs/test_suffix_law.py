@@ -73,11 +73,11 @@ def test_the_means_are_those_of_runs_that_are_played_out(rates: Rates, factor: f
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6).map(tuple), st.integers(0, 5), st.floats(0.0, 0.5))
-def test_more_acceptance_anywhere_never_gives_fewer_tokens(rates: Rates, place: int, more: float) -> None:
-    higher = list(rates)
-    higher[place % len(rates)] = min(higher[place % len(rates)] + more, 1.0)
-    before = suffix(rates).expected_tokens()
-    assert suffix(tuple(higher)).expected_tokens() >= before - 1e-9
+def test_more_acceptance_never_gives_fewer_tokens(rates: Rates, place: int, more: float) -> None:
+    """Where acceptance grows along a run, as it does in texts; else a long run may be worse than a new one."""
+    growing = tuple(sorted(rates))
+    higher = tuple(rate if k < place else min(rate + more, 1.0) for k, rate in enumerate(growing))
+    assert suffix(higher).expected_tokens() >= suffix(growing).expected_tokens() - 1e-9
 
 
 @pytest.mark.parametrize("concurrency", [1, 6])
