@@ -20,7 +20,8 @@ class SimulatedAcceptance:
         self._by_match = bool(config.depth_by_match)
         longest = max(config.depth, len(config.acceptance.per_position or ()) if self._by_match else 0)
         rates = config.acceptance.rates(longest, config.tree)
-        self._rates = (*rates, rates[-1])  # there may be a token after the deepest draft
+        extra = 1 + config.depth * self._by_match  # there may be a token after the deepest draft
+        self._rates, self._last = (*rates, *rates[-1:] * extra), longest
         self._offered = max(config.acceptance.share_offered, rates[0])
         self._seed = seed
         self._runs_on = config.pipelined or self._by_match
@@ -30,15 +31,15 @@ class SimulatedAcceptance:
         """`Outcome.num_accepted` for `plan`."""
         if not plan.draft_depths:
             return None
-        rates, draws_of, extra, last = self._rates, self._draws, self._runs_on, len(self._rates) - 1
+        rates, draws_of, extra, by_match = self._rates, self._draws, self._runs_on, self._by_match
         accepted = []
         for request, depth in zip(plan.decodes, plan.draft_depths, strict=True):
             draws = draws_of.get(request.request_id) or self._new_draws(request)
             first = request.num_output_tokens
             # Nothing is drawn beyond the end of the answer: verifications there do not count.
             right, most = 0, min(depth, request.max_output_tokens - first - 1) + extra
-            run = request.num_matched if self._by_match else 0
-            while right < most and draws[first + right] < rates[min(run + right, last)]:
+            run = min(request.num_matched, self._last) if by_match else 0
+            while right < most and draws[first + right] < rates[run + right]:
                 right += 1
             accepted.append(right)
             if first + right + 2 >= request.max_output_tokens:  # it will not draft again
