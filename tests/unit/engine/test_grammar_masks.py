@@ -90,3 +90,11 @@ def test_a_request_may_be_aborted_while_its_grammar_is_compiled() -> None:
     own.add(lone)
     assert own.abort(lone)
     assert not own.has_requests
+
+
+def test_a_request_with_a_shape_goes_before_those_that_came_before_it_without() -> None:
+    own = scheduler(max_num_seqs=1)
+    plain, shaped = request(0, None), request(1, 0)
+    own.add(plain)
+    own.add(shaped)  # its grammar is there
+    assert [grant.request for grant in own.plan(0).chunks] == [shaped]

@@ -62,6 +62,15 @@ def test_each_drafted_token_needs_a_mask() -> None:
     assert (drafted[1] - drafted[0]) / (alone[1] - alone[0]) == pytest.approx(4.0, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    "drafts", ["null", "{method: ngram, num_speculative_tokens: 3, acceptance: {rate: 0.6}}"], ids=["plain", "drafts"]
+)
+def test_where_by_chance_no_request_has_a_shape_no_mask_is_made(drafts: str) -> None:
+    """A mask of a second would be noticed: steps have the masks of their requests, not those of the mean."""
+    few = "traffic.structured_outputs.share=0.002", f"engine.speculative_config={drafts}"
+    assert simulate(masks(1.0, *few)).summary["duration"] == simulate(masks(0.0, *few)).summary["duration"]
+
+
 @pytest.mark.parametrize("mask_s", [0.0, 0.2e-3, 3e-3])
 def test_leaps_are_as_steps_one_by_one_with_masks(mask_s: float) -> None:
     own = masks(
