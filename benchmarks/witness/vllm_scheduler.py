@@ -13,7 +13,8 @@ import json
 import os
 import sys
 import tempfile
-from collections import deque
+from collections import Counter, deque
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -184,6 +185,22 @@ def _features(recorded: dict[str, Any]) -> list[Any] | None:
     ]
 
 
+class _Grammar:
+    """A grammar by which the first tokens of each draft are right, as many as the script says."""
+
+    def __init__(self, lengths: list[int] | None) -> None:
+        self._lengths, self._asked = lengths, 0
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        if self._lengths is None:
+            return tokens
+        self._asked += 1
+        return tokens[: self._lengths[(self._asked - 1) % len(self._lengths)]]
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        return True
+
+
 class _Case:
     """One workload on its way through a scheduler of vLLM's."""
 
@@ -198,6 +215,8 @@ class _Case:
             self.connector.script, self.connector.block_size = self.recorded, self.config["block_size"]
         self.requests: dict[str, Any] = {}
         self.num_verified: dict[str, int] = {}  # request -> verifications so far
+        self.num_drafted: Counter[str] = Counter()
+        self.compiling: list[tuple[int, Any, _Grammar]] = []  # steps at which grammars are there
         self.hasher = None
         if self.config["enable_prefix_caching"] or self.offloads is not None:
             self.hasher = get_request_block_hasher(self.config["block_size"], _HASH)
@@ -210,7 +229,11 @@ class _Case:
 
     def add(self, number: int) -> None:
         recorded = self.recorded[number]
-        sampling = SamplingParams(max_tokens=recorded["output"], ignore_eos=True, detokenize=False)
+        steps = recorded.get("grammar_steps")
+        shape = None if steps is None else StructuredOutputsParams(json_object=True)
+        sampling = SamplingParams(
+            max_tokens=recorded["output"], ignore_eos=True, detokenize=False, structured_outputs=shape
+        )
         is_pooling = self.config.get("runner") == "pooling"
         request = Request(
             str(number),
@@ -224,10 +247,19 @@ class _Case:
             mm_features=_features(recorded),
         )
         self.requests[str(number)] = request
+        if steps is not None:
+            compiling: Future[_Grammar] = Future()
+            request.structured_output_request.grammar = compiling
+            self.compiling.append((recorded["arrival"] + steps, compiling, _Grammar(recorded.get("drafts"))))
         self.scheduler.add_request(request)
 
     def abort(self, number: int) -> None:
         self.scheduler.finish_requests(str(number), RequestStatus.FINISHED_ABORTED)
+
+    def compile_until(self, step: int) -> None:
+        for at, compiling, grammar in self.compiling:
+            if at <= step and not compiling.done():
+                compiling.set_result(grammar)
 
     def plan(self) -> tuple[Any, Any, list[list[int]], list[int]]:
         """A plan of vLLM's, its scripted outcome, its grants and whom it preempted."""
@@ -275,7 +307,15 @@ class _Case:
         count = self.config.get("num_speculative_tokens")
         if count and not self.config.get("async_scheduling"):  # everyone who has just sampled a token drafts
             ids = [i for i, tokens in zip(outcome.req_ids, outcome.sampled_token_ids, strict=True) if tokens]
-            self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[7] * count for _ in ids]))
+            self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[7] * self._num_drafted(i, count) for i in ids]))
+
+    def _num_drafted(self, i: str, count: int) -> int:
+        """As scripted; all where a grammar cuts them, or nothing does."""
+        recorded = self.recorded[int(i)]
+        if "drafts" not in recorded or "grammar_steps" in recorded:
+            return count
+        self.num_drafted[i] += 1
+        return recorded["drafts"][(self.num_drafted[i] - 1) % len(recorded["drafts"])]
 
 
 def run_case(case: dict[str, Any], model: str, most_steps: int = 20_000) -> list[Any]:
@@ -294,6 +334,7 @@ def run_case(case: dict[str, Any], model: str, most_steps: int = 20_000) -> list
             state.add(pending.popleft())
         while aborts and aborts[0][0] <= step:
             state.abort(aborts.popleft()[1])
+        state.compile_until(step)
         if not (under_way or state.has_work):
             steps.append([step, [], []])
             continue

@@ -27,9 +27,11 @@ FEATURES = (
     "offload",
     "pooling",
     "beams",
+    "shapes",
+    "suffix",
 )
 
-_SPECULATION = ("speculation", "async-speculation", "drafters")
+_SPECULATION = ("speculation", "async-speculation", "drafters", "suffix")
 
 
 def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
@@ -63,6 +65,8 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         if feature != "states" and rng.random() < 0.6:
             config["num_blocks"] = _num_blocks(rng, config)
     requests = _requests(rng, config)
+    if feature in ("shapes", "suffix"):
+        requests = requests[:5]  # for a small recording
     if feature == "samples":
         config["enable_prefix_caching"] = True
         config["async_scheduling"] = rng.random() < 0.5
@@ -98,10 +102,23 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
     if feature == "abort" or (feature == "images" and rng.random() < 0.2):
         for request in rng.sample(requests, max(1, len(requests) // 4)):
             request["abort"] = request["arrival"] + rng.randrange(0, 60)
-    if feature in _SPECULATION:
+    if feature == "shapes":
+        config["async_scheduling"] = rng.random() < 0.5
+        if rng.random() < 0.5:
+            config["num_speculative_tokens"] = rng.choice([1, 2, 3, 5])
+        for request in requests:
+            if rng.random() < 0.6:
+                request["grammar_steps"] = rng.choice([0, 0, 1, 2, 5, 30])
+                if rng.random() < 0.1:
+                    request["abort"] = request["arrival"] + rng.randrange(0, 40)
+    if "num_speculative_tokens" in config:
         most = config["num_speculative_tokens"]
+        # Drafts end where their match or the grammar does; ahead of their verification all are as long.
+        is_cut = feature == "suffix" or (feature == "shapes" and not config["async_scheduling"])
         for request in requests:
             request["accepted"] = [rng.randrange(most + 1) for _ in range(rng.choice([1, 3, 7]))]
+            if is_cut:
+                request["drafts"] = [rng.randrange(most + 1) for _ in range(rng.choice([1, 3, 7]))]
     return {"config": config, "requests": requests}
 
 

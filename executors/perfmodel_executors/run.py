@@ -221,8 +221,9 @@ def as_executed(scenario: Scenario) -> Scenario:
             f"{scenario.name} asks for inference_mode=false, but the executor never keeps activations for gradients; "
             f"leave it out."
         )
-    if scenario.traffic.images is not None:
-        raise PerfmodelError(f"{scenario.name} has traffic.images, which are not executed; leave them out.")
+    for name in ("images", "structured_outputs"):
+        if getattr(scenario.traffic, name) is not None:
+            raise PerfmodelError(f"{scenario.name} has traffic.{name}, which are not executed; leave them out.")
     if scenario.traffic.beam_width > 1:
         raise PerfmodelError(f"{scenario.name} has traffic.beam_width, which is not executed; leave it out.")
     if scenario.hardware.host is not None:

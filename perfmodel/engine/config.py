@@ -22,6 +22,8 @@ class Speculation:
     num_input_tokens: int = 0  # of the budget, beside a request's own tokens: the drafter's input (vLLM)
     # The last block of a cached prefix is computed again, for what the drafter reads of the model behind it (vLLM).
     rereads_last_block: bool = False
+    # Draft depth after 0, 1, 2 ... right tokens in a row; the last repeats; () = whatever came before (suffix decoding)
+    depth_by_match: tuple[int, ...] = ()
 
     @property
     def depth(self) -> int:
@@ -145,4 +147,5 @@ class SchedulerConfig:
     slots: Slots | None = None  # that keep their KV (llama-server); with continuous batching, on one stage
     record_positions: bool = False  # plans carry the token positions and block tables that a backend with tensors needs
     adapters: AdapterLimits | None = None  # requests may name LoRA adapters
+    has_shapes: bool = False  # requests may name the shape of their answers
     encoder: EncoderRules | None = None  # of models with an encoder, where requests have inputs for it

@@ -9,6 +9,8 @@ Pipelined, the drafter runs ahead during verification. `num_accepted` may be dep
 was the drafter's guess of the model's own token. Only then is there a draft for the next step; else, and for decodes
 that just began or were left out, the drafter restarts and the next step brings one token.
 
+With `Speculation.depth_by_match` drafts are by a request's right tokens in a row; depth + 1 says that the row goes on.
+
 Grants differ by request, so there is no cohort. Plans advance counts by the certain token; `take_accepted` adds right
 drafts. Ahead (`Speculation.is_ahead`), a plan is made before the last one's drafts are verified and takes all as right:
 it allocates blocks behind them, up to the longest sequence, and is moved once acceptance is known; work for requests
@@ -69,6 +71,7 @@ class DraftingRequests(RunningRequests):
         self._has_running = False  # the plan in progress grants running requests something
         self._continues_prompt = False  # the plan in progress computes a prompt of a running request
         self._estimate = AcceptanceEstimate(config.speculation.estimate)
+        self._by_match = config.speculation.depth_by_match
         self._has_draft: set[Request] = set()  # pipelined: the drafter was right so far and ran on
 
     def admit(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
@@ -136,7 +139,10 @@ class DraftingRequests(RunningRequests):
             if is_chunk:
                 num_slots = self.chunk(num_slots, budget)
             elif most_deep and request.last_step >= 0 and request in has_draft:
-                deep = self._depth_before_end(computed, lacking, most_deep)
+                longest = most_deep
+                if self._by_match:
+                    longest = min(longest, self._by_match[min(request.num_matched, len(self._by_match) - 1)])
+                deep = self._depth_before_end(computed, lacking, longest)
                 if nodes[deep] >= budget:
                     deep = self._speculation.depth_within(deep, budget - 1)
                 num_slots += nodes[deep]
@@ -160,7 +166,7 @@ class DraftingRequests(RunningRequests):
             else:
                 self._grant_decode(request, deep, plan)
         self._has_running = bool(plan)
-        if not plan.num_draft_tokens and not (most_deep and self._speculation.pipelined):
+        if not plan.num_draft_tokens and not (most_deep and (self._speculation.pipelined or self._by_match)):
             plan.draft_depths = []
         return budget
 
@@ -219,12 +225,15 @@ class DraftingRequests(RunningRequests):
 
     def take_accepted(self, plan: StepPlan, num_accepted: Sequence[int]) -> None:
         """Count the accepted drafts of each of `decodes` as computed and as output."""
-        is_pipelined, is_ahead, ahead = self._speculation.pipelined, self._speculation.is_ahead, self.previous
+        is_ahead, ahead, by_match = self._speculation.is_ahead, self.previous, self._by_match
+        may_run_on = self._speculation.pipelined or bool(by_match)
         self._has_draft.clear()
         num_judged = num_right = 0
         moved: dict[Request, int] = {}  # requests that `ahead` was made for before this was known -> right drafts
         for request, depth, right in zip(plan.decodes, plan.draft_depths, num_accepted, strict=True):
-            assert 0 <= right <= depth + is_pipelined, f"{request} drafted {depth} tokens, not {right}"
+            assert 0 <= right <= depth + may_run_on, f"{request} drafted {depth} tokens, not {right}"
+            if by_match:
+                request.num_matched = request.num_matched + right if right > depth else 0
             if right > depth:
                 self._has_draft.add(request)
                 right = depth

@@ -69,13 +69,14 @@ class StepPlan:
     num_adapter_tokens: int
     adapter_loads: tuple[int, int] | tuple[()]  # into slots before the step, from the host's memory and from the disk
     encoded: tuple[tuple[Request, EncoderInput], ...]  # images and videos that the step encodes
+    num_masks: int  # of the vocabulary, for answers of a required shape (`GrammarMasks`)
 
     def __init__(self, index: int) -> None:
         self.index, self.is_complete = index, True
         self.decode_context = self.num_draft_tokens = self.num_accepted_tokens = self.num_padding_tokens = 0
         self.num_wasted_tokens = self.num_chunk_tokens = self.num_gaps = self.num_restored_blocks = 0
         self.num_restored_tokens = self.num_stalled = self.num_stored_blocks = self.group_tokens = 0
-        self.cohort_age = self.num_adapters = self.num_adapter_tokens = 0
+        self.cohort_age = self.num_adapters = self.num_adapter_tokens = self.num_masks = 0
         self.decode_windowed = self.padded = self.num_accepted = self.loads = self.positions = self.adapter_loads = ()
         self.copied_out = self.copied_back = self.encoded = ()
         self.decodes, self.draft_depths, self.chunks, self.samples = [], [], [], []

@@ -96,6 +96,9 @@ class Request:
     token_times: TokenTimes | None = None  # where the engine has a watch
     adapter: int | None = None  # number of the LoRA adapter that it names; None: the model itself
     encoder_inputs: tuple[EncoderInput, ...] = ()  # in order of their offsets
+    num_matched: int = 0  # tokens in a row that its drafter foresaw (`Speculation.depth_by_match`)
+    grammar: int | None = None  # number of the shape that its answer must have; None: any text
+    awaits_grammar: bool = False  # its grammar is being compiled
     num_offered_blocks: int = 0  # leading blocks of its prompt that a tier has been offered (`TieredBlocks`)
     beam_step: int = -1  # which token of a beam search, whose front end asks for it; -1: it is a client's
 
@@ -123,7 +126,7 @@ class Request:
         request = Request(self.request_id, self.arrival, *lengths, self.block_hashes, self.priority)
         request.num_source_tokens, request.session, request.turn = self.num_source_tokens, self.session, self.turn
         request.adapter = self.adapter
-        request.encoder_inputs = self.encoder_inputs
+        request.encoder_inputs, request.grammar = self.encoder_inputs, self.grammar
         return request
 
     def __repr__(self) -> str:

@@ -28,6 +28,7 @@ from perfmodel.engine.adapters import AdapterSlots
 from perfmodel.engine.admission import DISCIPLINES, POLICIES, Reservations
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.drafting import DraftingRequests
+from perfmodel.engine.grammars import GrammarMasks
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request, RequestStatus
@@ -58,6 +59,7 @@ class Scheduler:
         if config.slots is not None:
             self._running = self._slotted = SlottedRequests(config, blocks, self._requeue)
         self.adapters = None if config.adapters is None else AdapterSlots(config.adapters)
+        self.masks = GrammarMasks() if config.has_shapes else None
         self._num_deferred = 0  # waiting requests that lacked a slot in the last plan
         self.watch = self._running.cohort.watch = watch
         self._discipline = discipline = DISCIPLINES[config.batching]
@@ -118,7 +120,8 @@ class Scheduler:
         With `num_transferred_tokens` it gets blocks in its turn, is in `loads` of that plan, and waits for
         `finish_load`."""
         self.check_can_ever_run(request)
-        heapq.heappush(self._waiting, (self._key(request), request))
+        entry = self._key(request), request
+        heapq.heappush(self._waiting, entry if request.grammar is None else self._skip(*entry))
         self._may_admit = True
         if request.num_transferred_tokens:
             self._loads_without_slot = not self.config.loads_need_slot
@@ -126,7 +129,7 @@ class Scheduler:
             self.blocks.host.prefetch(request, len(self.blocks.cached_prefix(request)))
 
     def retry_waiting(self) -> None:
-        """KV has reached the host that a waiting request may need."""
+        """KV has reached the host, or a grammar is compiled, that a waiting request may need."""
         self._may_admit = True
 
     def finish_load(self, request: Request, num_tokens: int | None = None) -> None:
@@ -240,6 +243,8 @@ class Scheduler:
         self._sum_up(plan)
         if self.adapters is not None:
             self.adapters.load(plan)
+        if self.masks is not None:
+            self.masks.count(plan)
         self._running.previous = plan
         self._may_admit = self.num_waiting > 0 and (not is_polled or (not admits and self.has_free_slot))
         if plan.decodes or plan.chunks:
@@ -275,8 +280,10 @@ class Scheduler:
         scheduled: set[int] = set() if adapters is None else adapters.scheduled(plan, self._running.cohort.members)
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
             key, request = self._waiting[0]
-            # Work in flight for it must come back first.
-            must_wait = request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request)
+            # Its grammar, or work in flight for it, must come first.
+            must_wait = request.awaits_grammar or (
+                request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request)
+            )
             if must_wait or (adapters is not None and not adapters.admits(request, scheduled)):
                 heapq.heappop(self._waiting)
                 skipped.append(self._skip(key, request))

@@ -46,7 +46,8 @@ class BatchShape(NamedTuple):
     num_draft_tokens: drafted tokens to verify, counted in `group_tokens` only; `verified` adds them
     num_adapters:    LoRA adapters that the step's requests name; -1: as many as on average (`AdapterMix`)
     adapter_tokens:  query tokens of these requests
-    images:          that the encoder computes in this step"""
+    images:          that the encoder computes in this step
+    num_masks:       of the vocabulary, for answers of a required shape; -1: as many as on average"""
 
     num_tokens: int
     num_samples: int
@@ -61,6 +62,7 @@ class BatchShape(NamedTuple):
     num_adapters: int = -1
     adapter_tokens: int = 0
     images: tuple[ImageGrid, ...] = ()
+    num_masks: int = -1
 
     @property
     def num_queries(self) -> int:
@@ -108,6 +110,7 @@ class BatchShape(NamedTuple):
             ),
             self.group_tokens,
             self.num_decodes + drafted if drafted else 0,
+            num_masks=self.num_masks,
         )
 
 

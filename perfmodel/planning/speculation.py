@@ -159,7 +159,7 @@ def _drafts(label: str, scenario: Scenario, demand: Demand, ladder: Sequence[int
     config, costs = scenario.engine.speculative_config, shared_step_costs(scenario).speculative_cost_model()
     assert config is not None
     most, context = _max_batch(scenario, demand), round(demand.context)
-    for depth in range(1, config.depth + 1) if config.is_chain else (config.depth,):
+    for depth in range(1, config.depth + 1) if config.is_chain else (config.typical_depth,):
         rounds = [costs.drafting_step(size, depth, context) for size in ladder if size <= most]
         yield _choice(label, depth, scenario, costs, rounds, demand)
 

@@ -125,7 +125,8 @@ def step_surface(
 def _drafted(cost_model: SpeculativeCostModel, batch: int, context: int) -> tuple[float, float]:
     """Seconds and tokens of a draft round, at the depth configured for this batch."""
     config = cost_model.drafts.config
-    depths = range(config.depth + 1) if config.adaptive else range(config.depth, config.depth + 1)
+    longest = config.typical_depth
+    depths = range(longest + 1) if config.adaptive else range(longest, longest + 1)
     if config.disable_by_batch_size is not None and batch > config.disable_by_batch_size:
         depths = range(1)
     time, tokens = cost_model.expected_time, config.expected_tokens

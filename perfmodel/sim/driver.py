@@ -84,7 +84,7 @@ def simulate(
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
     mean_step_s = collector.busy_ticks / TICKS_PER_S / collector.num_steps
     notes = (*workload_notes(workload), *eager_notes(cluster.pools[-1].scenario, mean_step_s))
-    notes = (*notes, *run_notes(scenario, used, requests, collector.num_steps), *_adapter_notes(cluster))
+    notes = (*notes, *run_notes(scenario, used, requests, collector.num_steps), *_engine_notes(cluster))
     if intervals and len(requests) and ensemble is None:
         notes = (
             *notes,
@@ -95,12 +95,16 @@ def simulate(
     return RunResult(scenario, "simulated", summary, requests, steps, num_blocks, notes, ensemble, calibration, profile)
 
 
-def _adapter_notes(cluster: Cluster) -> Iterator[str]:
+def _engine_notes(cluster: Cluster) -> Iterator[str]:
     slots = [own for engine in cluster.engines if (own := engine.loop.scheduler.adapters) is not None]
     num_loads, from_disk = sum(own.num_loads for own in slots), sum(own.num_from_disk for own in slots)
     if num_loads:
         of_disk = f"{from_disk:,} of them from the disk; raise engine.max_loras or engine.max_cpu_loras for fewer."
         yield f"Steps waited for {num_loads:,} loads of LoRA adapters, {of_disk}"
+    compilers = [engine.grammars for engine in cluster.engines if engine.grammars is not None]
+    num_compiled, num_waits = sum(own.num_compiled for own in compilers), sum(own.num_waits for own in compilers)
+    if num_compiled:
+        yield f"{num_compiled:,} grammars of answers were compiled, for which {num_waits:,} requests waited."
 
 
 def entrance_of(scenario: Scenario) -> Scenario:

@@ -123,6 +123,7 @@ class Scenario(CheckedSpec):
                 engine.kv_offload.link_of(hardware)
             yield from self._conflicts_of_adapters(pool)
             yield from self._conflicts_of_cores_and_beams(pool)
+            yield from self._conflicts_of_shapes(pool)
             if pool.role != "unified":
                 if engine.speculative_config is not None:
                     yield (
@@ -194,6 +195,19 @@ class Scenario(CheckedSpec):
         for one, others in given.items():
             for other in (name for name, is_given in others.items() if is_given):
                 yield f"got {one} beside {other}: not modelled together; leave one of the two out"
+
+    def _conflicts_of_shapes(self, pool: PoolSpec) -> Iterator[str]:
+        """What answers of a required shape do not go with."""
+        engine, model, shapes = pool.engine, pool.model or self.model, self.traffic.structured_outputs
+        others = {
+            f"engine.profile={engine.profile}": not engine.rules.masks_shapes,
+            f"{model.name}, which returns no text": model.pooling is not None,
+            "prefill and decode pools": pool.role != "unified",
+            f"engine.batching={engine.batching}": engine.batching != "continuous",
+            f"engine.pipeline_parallel_size={engine.pipeline_parallel_size}": engine.pipeline_parallel_size > 1,
+        }
+        for other in (name for name, is_given in others.items() if is_given and shapes is not None):
+            yield f"got traffic.structured_outputs beside {other}, which is not modelled; leave out or change one"
 
     def _conflicts_of_images(self) -> Iterator[str]:
         """What images in the traffic do not go with."""

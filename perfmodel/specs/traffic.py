@@ -278,33 +278,51 @@ class TrafficClass(Spec):
         return slo
 
 
-class Adapters(CheckedSpec):
-    """LoRA adapters that requests name; all turns of a conversation name the same one.
+class _Popularity(CheckedSpec):
+    """What requests name one of, more or less often.
 
-    count:  of different adapters
-    zipf:   popularity falls with an adapter's number n as n^-zipf; 0: all are as popular
-    shares: popularity of each, in any unit, instead
-    share:  of the requests (or conversations) that name one; the others ask the model itself
-    rank:   of each adapter, which is what loading it takes; None: `engine.max_lora_rank`"""
+    zipf:   popularity falls with a number n as n^-zipf; 0: all are as popular
+    shares: popularity of each, in any unit, instead"""
 
     count: PositiveInt
     zipf: NonNegativeFloat = 0.0
     shares: tuple[PositiveFloat, ...] = ()
     share: float = Field(default=1.0, gt=0, le=1)
-    rank: PositiveInt | None = None
 
     def _conflicts(self) -> Iterator[str]:
         if self.shares and len(self.shares) != self.count:
-            yield f"got {len(self.shares)} shares for count={self.count}; expected one for each adapter"
+            yield f"got {len(self.shares)} shares for count={self.count}; expected one for each"
         if self.shares and self.zipf:
-            yield "got zipf beside shares, which say the popularity of each adapter; leave one of them out"
+            yield "got zipf beside shares, which say the popularity of each; leave one of them out"
 
     @property
     def chances(self) -> tuple[float, ...]:
-        """How likely a request names each adapter; they add up to `share`."""
+        """How likely a request names each; they add up to `share`."""
         weights = self.shares or tuple(number**-self.zipf for number in range(1, self.count + 1))
         total = sum(weights)
         return tuple(self.share * weight / total for weight in weights)
+
+
+class Adapters(_Popularity):
+    """LoRA adapters that requests name; all turns of a conversation name the same one.
+
+    count:  of different adapters
+    share:  of the requests (or conversations) that name one; the others ask the model itself
+    rank:   of each adapter, which is what loading it takes; None: `engine.max_lora_rank`"""
+
+    rank: PositiveInt | None = None
+
+
+class StructuredOutputs(_Popularity):
+    """Shapes that answers must have, as a JSON schema says (OpenAI's response_format, vLLM's structured_outputs).
+
+    count:     of different shapes; a server compiles the grammar of each once
+    share:     of the requests that ask for one
+    compile_s: to compile a grammar; None: as measured for the backend, in the mean of five schemas
+    mask_s:    for the mask of a token; None: likewise"""
+
+    compile_s: Seconds | None = Field(default=None, ge=0, le=1000)
+    mask_s: Seconds | None = Field(default=None, ge=0, le=1)
 
 
 class Traffic(CheckedSpec):
@@ -337,6 +355,7 @@ class Traffic(CheckedSpec):
     rollouts: Rollouts | None = None
     # `n` beside `use_beam_search` in vLLM's API. An answer is one request of `num_requests`, which has as many texts
     beam_width: PositiveInt = 1
+    structured_outputs: StructuredOutputs | None = None  # the shape that answers must have
 
     @model_validator(mode="before")
     @classmethod

@@ -66,6 +66,8 @@ _FEATURES: Mapping[str, Callable[[Scenario, PoolSpec], bool]] = {
     "two-batch overlap": lambda _, pool: pool.engine.enable_dbo,
     "prompts shared out over ranks": lambda _, pool: pool.engine.prefill_context_parallel_size > 1,
     "images": lambda scenario, _: scenario.traffic.images is not None,
+    "answers of a required shape": lambda scenario, _: scenario.traffic.structured_outputs is not None,
+    "beams": lambda scenario, _: scenario.traffic.beam_width > 1,
     "an autoscaler": lambda _, pool: pool.autoscaling is not None,
     "MIG slices": lambda scenario, pool: ":" in (pool.hardware or scenario.hardware).name,
 }

@@ -41,6 +41,8 @@ SAMPLES: dict[str, Any] = {
     "rate": 0.5,
     "stages": ({"rate": 1.0, "duration_s": 1.0},),
     "std": 50.0,
+    "suffix_decoding_max_spec_factor": 2.0,
+    "suffix_decoding_max_tree_depth": 9,
     "temperature": 0.5,
     "think_time_s": 1.0,
     "think_time_stddev_s": 0.5,
@@ -87,6 +89,7 @@ USED_BY_ALL = {
     "ScalingPolicy.type",
     "ScalingRules.select_policy",
     "Trace.format",
+    "StructuredOutputsConfig.backend",
 }
 
 

@@ -80,6 +80,8 @@ def check_speculation(model: ModelSpec, engine: EngineSpec) -> None:
     config = engine.speculative_config
     if config is None:
         return
+    if config.method == "suffix":
+        raise PerfmodelError("got method=suffix, whose trees are not executed; simulate it, or execute method: ngram.")
     if config.pipelined and not config.has_own_device:
         raise PerfmodelError(
             "speculative_config.pipelined is executed with a thread of the drafter's own, on another core than the "

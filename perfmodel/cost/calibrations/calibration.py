@@ -51,6 +51,8 @@ class HostFit(Spec):
     hidden_prompt_layer_s: FittedSeconds = 0.0
     hidden_prompt_moe_layer_s: FittedSeconds = 0.0  # beside `hidden_prompt_layer_s`, of layers with experts
     hidden_prompt_latent_layer_s: FittedSeconds = 0.0  # the same, of layers with latent attention
+    mask_s: FittedSeconds = 0.0  # hidden, for each token that is sampled for an answer of a required shape
+    mask_share: float = 0.0  # of sampled tokens, those that are, where a step does not say how many
 
     def times(self, factor: float) -> "HostFit":
         """All times multiplied by `factor`."""

@@ -203,7 +203,7 @@ class DraftFootprint(NamedTuple):
 def draft_footprint(model: ModelSpec, engine: EngineSpec) -> DraftFootprint:
     """Memory of the drafter of `engine.speculative_config`, beside `model`; zero without one."""
     config = engine.speculative_config
-    if config is None or config.has_own_device or config.method in ("self_skip", "ngram", "lookahead"):
+    if config is None or config.has_own_device or config.method in ("self_skip", "ngram", "lookahead", "suffix"):
         return DraftFootprint()
     shard = Sharding.of(engine)
     if config.method == "medusa":

@@ -158,6 +158,8 @@ class GraphCostModel:
         if shape.images and self._images is not None:
             device += self._images.use(shape)
             hidden += self.host.encoder
+        if self.host.mask:
+            hidden += self.host.masks(shape)
         serial = batch.serial
         if self.host.cores is not None:
             serial, hidden = self.host.cores.step(serial, hidden, shape.num_samples)
@@ -201,6 +203,8 @@ class GraphCostModel:
         batch = self._batch_of(shape)
         fixed, serial, hidden, used = batch.duration, batch.serial, batch.hidden, batch.used
         num_decodes, windowed = shape.num_decodes, shape.decode_windowed
+        if self.host.mask:
+            hidden += self.host.masks(shape)
         for memo in self._shared:
             item = memo.at(shape)
             fixed += item.duration

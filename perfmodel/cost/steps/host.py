@@ -53,6 +53,7 @@ class Host:
         self._encoder_s = self._prompt_factor * load_overheads().engine_launch_s * encoders
         self.encoder = to_ps(self._encoder_s)
         self.cores: SharedCores | None = None  # None: each process has its own
+        self.mask = to_ps(self._factor * self.fit.mask_s)
         self._known: list[tuple[int, int]] = []  # picoseconds, serial and hidden, by the number of sequences
 
     @property
@@ -65,12 +66,14 @@ class Host:
         serial, hidden = self._of(shape.num_decodes + len(shape.prefills))
         if shape.images:
             hidden += self._encoder_s
+        hidden += self._num_masks(shape) * self._factor * self.fit.mask_s
         if shape.prefills and shape.num_tokens > self._captured:
             return serial + self.prompt_s, hidden + self._hidden_prompt_s
         return serial, hidden
 
     def ticks(self, shape: BatchShape) -> tuple[int, int]:
-        """Serial and hidden picoseconds of a step of `shape`, without `encoder`, what it takes to launch an encoder."""
+        """Serial and hidden picoseconds of a step of `shape`, without `encoder`, what it takes to launch an encoder,
+        and `masks`."""
         num_sequences = shape.num_decodes + len(shape.prefills)
         if num_sequences >= len(self._known):
             for count in range(len(self._known), num_sequences + 1):
@@ -80,6 +83,13 @@ class Host:
         if shape.prefills and shape.num_tokens > self._captured:
             return times[0] + self._prompt, times[1] + self._hidden_prompt
         return times
+
+    def masks(self, shape: BatchShape) -> int:
+        """Picoseconds for the masks of answers of a required shape, made while the device computes."""
+        return round(self._num_masks(shape) * self.mask)
+
+    def _num_masks(self, shape: BatchShape) -> float:
+        return shape.num_masks if shape.num_masks >= 0 else self.fit.mask_share * shape.num_samples
 
     def _of(self, num_sequences: int) -> tuple[float, float]:
         return self._factor * self.fit.serial_s(num_sequences), self._factor * self.fit.hidden_s(num_sequences)

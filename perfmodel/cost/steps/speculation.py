@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from perfmodel.cost.calibrations.calibration import EAGER_LAUNCH_S, Calibration, HostFit
 from perfmodel.cost.calibrations.draws import Draw
+from perfmodel.cost.calibrations.host_work import load_host_work
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.cost_model import GraphCostModel
 from perfmodel.cost.steps.curve import DecodeRun
@@ -282,7 +283,9 @@ class SpeculativeCostModel:
             prefills = ()
 
     def _lookup_s(self, shape: BatchShape) -> float:
-        """Host seconds of n-gram look-up."""
+        """Host seconds of looking drafts up: n-grams, or a match in suffix trees of all that decode."""
+        if self.drafts.config.method == "suffix":
+            return shape.num_decodes * load_host_work().suffix.step_s if shape.drafting else 0.0
         if self.drafts.config.method != "ngram" or not shape.drafting:
             return 0.0
         return shape.drafting[0] * _LOOKUP_S + shape.decode_context * _LOOKUP_PER_TOKEN_S

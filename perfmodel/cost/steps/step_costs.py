@@ -7,6 +7,7 @@ from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, profile_of
 from perfmodel.cost.calibrations.for_all import routing_of
+from perfmodel.cost.calibrations.host_work import grammar_fit
 from perfmodel.cost.memory.adapters import load_adapter_fits
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.cost_model import StepCostModel
@@ -70,7 +71,7 @@ class StepCosts:
         if config.disable_by_batch_size is not None and batch > config.disable_by_batch_size:
             return 0
         if not config.adaptive or config.acceptance is None:
-            return config.depth
+            return config.typical_depth
         cost_model, context = self.speculative_cost_model(), shape.decode_context // batch
         return max(
             range(config.depth + 1),
@@ -104,6 +105,10 @@ def scenario_fits(
         families = {"lora": load_adapter_fits().kernels, **calibration.families}
         calibration = calibration.model_copy(update={"families": families})
     applied = profile.applied_to(calibration, is_eager=engine.enforce_eager)
+    shapes, named = grammar_fit(scenario), scenario.traffic.structured_outputs
+    if shapes is not None and named is not None:
+        masks = {"mask_s": shapes.mask_s, "mask_share": named.share}
+        applied = applied.model_copy(update={"host": applied.host.model_copy(update=masks)})
     captured = _captured_with_prompts(scenario)
     if applied.host.replays_graphs and captured != applied.host.captured_tokens:
         host = applied.host.model_copy(update={"captured_tokens": captured})

@@ -9,7 +9,9 @@ A recording is JSON, optionally gzipped: `engine`, `version`, and `cases` of
               another engine's KV cache, which arrive within the step that needs them or, with `load_steps`, so many
               outcomes later, before its first admission; `loaded`: tokens that arrive if a load fails; `send_steps`:
               outcomes from its end until another engine has fetched its KV; `slot`: its slot, if the engine has slots;
-              `adapter`: the LoRA adapter that it names; `images`: [tokens before it, tokens, content] of each.
+              `adapter`: the LoRA adapter that it names; `images`: [tokens before it, tokens, content] of each;
+              `drafts`: tokens that are drafted after each of its tokens, else all; `grammar_steps`: steps from its
+              arrival until the grammar of its answer is compiled
               With `kv_offload` in the config, `load_steps`: outcomes that its loads from the host take
     steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan; a
               fourth number repeats the grants for so many further steps, each after the last. A grant of 0 tokens: KV
@@ -76,6 +78,8 @@ class _RecordedRequest(Spec):
     send_steps: int | None = Field(default=None, ge=1)
     adapter: int | None = None
     images: tuple[tuple[int, int, int], ...] = ()
+    drafts: tuple[int, ...] = ()
+    grammar_steps: int | None = Field(default=None, ge=0)
 
 
 class RecordedCase(Spec):
@@ -191,6 +195,8 @@ def _features_of(case: RecordedCase) -> list[str]:
         "KV offloading": config.get("kv_offload"),
         "pooling": config.get("runner") == "pooling",
         "encoder": config.get("kv_cache") == "off",
+        "shapes": any(request.grammar_steps is not None for request in case.requests),
+        "drafts of any length": any(request.drafts for request in case.requests),
         "preemption": any(preempted for _, _, preempted in case.steps),
     }
     return [name for name, is_there in named.items() if is_there] or ["plain"]
@@ -207,7 +213,8 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
     if extras.num_speculative_tokens:
         nodes = tuple(range(extras.num_speculative_tokens + 1))
         past_end, is_ahead = spec.rules.drafts_past_end, spec.async_scheduling
-        speculation = Speculation(nodes, past_end=past_end, is_ahead=is_ahead)
+        by_match = nodes if any(request.drafts for request in case.requests) else ()
+        speculation = Speculation(nodes, past_end=past_end, is_ahead=is_ahead, depth_by_match=by_match)
         config = replace(config, speculation=with_drafter(speculation, spec.rules, extras.drafter))
     if extras.kv_role is not None or extras.kv_offload is not None:
         config = replace(config, defers_frees=spec.defers_frees)
@@ -234,7 +241,10 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
             transfers.prepare(request)
     pending = deque((case.requests[number].arrival, request) for number, request in known.items())
     aborts = sorted((request.abort, i) for i, request in enumerate(case.requests) if request.abort is not None)
+    compiled = [(one.arrival + (one.grammar_steps or 0), i) for i, one in enumerate(case.requests) if one.grammar_steps]
+    compiled.sort()
     num_verified: Counter[int] = Counter()
+    num_sampled: Counter[int] = Counter()
 
     def accepted(plan: StepPlan) -> list[int] | None:
         """Accepted drafts of each decode, as scripted; None without drafts."""
@@ -257,6 +267,9 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
             scheduler.add(pending.popleft()[1])
         while aborts and aborts[0][0] <= step:
             scheduler.abort(known[aborts.pop(0)[1]])
+        while compiled and compiled[0][0] <= step:
+            known[compiled.pop(0)[1]].awaits_grammar = False
+            scheduler.retry_waiting()
         has_work = scheduler.has_requests or bool(transfers.under_way)
         if not (under_way or has_work):
             if estimates is None:  # SGLang's recordings omit idle steps
@@ -276,6 +289,10 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
                 begun = [*plan.singles, *(grant.request for grant in plan.chunks)]
                 slots.update((request.request_id, request.admission) for request in begun)
             transfers.pass_outcome(scheduler, scheduler.apply(plan, step, accepted(plan)))
+            for request in (*plan.decodes, *plan.samples):  # which have a token that drafts come after
+                if drafts := case.requests[request.request_id].drafts:
+                    request.num_matched = drafts[num_sampled[request.request_id] % len(drafts)]
+                    num_sampled[request.request_id] += 1
 
 
 class _RecordedGroup(Spec):
@@ -414,6 +431,8 @@ def _requests_of(case: RecordedCase, spec: EngineSpec, has_hashes: bool) -> dict
         )
         result[number] = Request(number, place, recorded.prompt, recorded.output, hashes, recorded.priority)
         result[number].encoder_inputs, result[number].adapter = images, recorded.adapter
+        if recorded.grammar_steps is not None:
+            result[number].grammar, result[number].awaits_grammar = 0, recorded.grammar_steps > 0
     return result
 
 

@@ -64,7 +64,7 @@ def drafter_of(
     _refuse(model, config)
     sampling = "greedy" if method == "greedy" else "random"
     own = draft_engine(engine, config)
-    if config.method in ("ngram", "lookahead"):
+    if config.method in ("ngram", "lookahead", "suffix"):
         return None
     if config.method == "medusa":
         return Drafter(_medusa_graph(model, engine, config.depth), has_one_pass=True, has_distribution=False)

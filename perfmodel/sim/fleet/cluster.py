@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from perfmodel.cost import Calibration, EngineProfile, Host, ServerFit, SpeculativeCostModel, StepCostModel
 from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
+from perfmodel.cost.calibrations.host_work import grammar_fit, load_host_work
 from perfmodel.cost.memory.adapters import adapter_load
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import SpecError
@@ -16,6 +17,7 @@ from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.pool import BasisOf, FleetRouter, OnFinished, OnStep, Pool
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
+from perfmodel.sim.replica.grammars import GrammarCompiler
 from perfmodel.sim.replica.host_cores import HostCores, wanted_cores
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
@@ -149,6 +151,7 @@ class Cluster:
 
             config = replace(config, defers_frees=own.engine.defers_frees, estimates=None)
             self.tiers = self.tiers or ClusterTiers(env, 1 / self._one_of)
+        shapes = grammar_fit(own)
         layout, count = cache_layout(own), own.engine.api_server_count
         # Of a replica's ranks together where their number is given, else one of each rank (vLLM).
         shared = [FrontEnd(server, ceil(count * together / num_ranks)) for _ in locksteps[::together]] if count else []
@@ -163,6 +166,8 @@ class Cluster:
             rank = EngineRank(lockstep, index, loop, on_finished, on_step, front)
             if tiers is not None:
                 tiers.serve(rank)
+            if shapes is not None:
+                rank.grammars = GrammarCompiler(shapes)
             return rank
 
         engines = [engine(index, lockstep) for index, lockstep in enumerate(locksteps, first)]
@@ -222,7 +227,9 @@ def backend_of(
             f"the file that `perfmodel execute` has measured."
         )
     acceptance = SimulatedAcceptance(config, scenario.seed)
-    return SimulatedBackend(cost_model, acceptance, config.ahead, is_split, samples_parts)
+    backend = SimulatedBackend(cost_model, acceptance, config.ahead, is_split, samples_parts)
+    backend.tree_ticks = to_ticks(load_host_work().suffix.prompt_token_s) if config.method == "suffix" else 0
+    return backend
 
 
 def _share_cores(scenario: Scenario, replicas: Sequence[Replica], sent: int, cost_model: StepCostModel) -> None:

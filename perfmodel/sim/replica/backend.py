@@ -115,6 +115,7 @@ class SimulatedBackend:
     restore: cost of KV copies to and from the second tier. All pipeline stages start theirs when the plan is made, so
              only the first stage waits
     adapter_load: cost of taking LoRA adapters to slots, which steps wait for
+    tree_ticks: for each token of a prompt, to make suffix decoding's tree of it with its first token; steps wait for it
     is_split: whether `prompt_time` counts; samples_parts: see `BatchingRules`"""
 
     def __init__(
@@ -128,6 +129,7 @@ class SimulatedBackend:
         self.can_leap = cost_model.has_runs
         self.restore: RestoreCost | None = None
         self.adapter_load: AdapterLoad | None = None
+        self.tree_ticks = 0
         self.prompt_time = PromptTime(self._apart if is_split else None)
         self._cost_model = cost_model
         self._stages = cost_model if isinstance(cost_model, StagedCostModel) else None
@@ -149,6 +151,9 @@ class SimulatedBackend:
             duration += restoring
         if plan.adapter_loads and self.adapter_load is not None:
             duration += to_ticks(self.adapter_load.step_s(*plan.adapter_loads))
+        if self.tree_ticks and (plan.samples or plan.singles):
+            begun = [request for request in plan.samples + plan.singles if not request.num_output_tokens]
+            duration += self.tree_ticks * sum([request.num_prompt_tokens for request in begun])
         self._count(plan, shape, duration, restoring)
         accepted = self._acceptance.judge(plan) if self._acceptance is not None else None
         return _new(Outcome, (duration, None, accepted))
@@ -227,6 +232,7 @@ def shape_of(plan: StepPlan, ahead: int | None = None, samples_parts: bool = Fal
             plan.num_adapters,
             plan.num_adapter_tokens,
             tuple([item.grid for _, item in plan.encoded]) if plan.encoded else (),
+            plan.num_masks,
         ),
     )
 

@@ -8,6 +8,7 @@ from heapq import heapreplace
 from perfmodel.cost.calibrations.engine_profile import ServerFit
 from perfmodel.engine import Request, RequestStatus, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
+from perfmodel.sim.replica.grammars import GrammarCompiler
 from perfmodel.sim.replica.host_cores import HostCores
 from perfmodel.sim.replica.lockstep import Lockstep
 
@@ -90,6 +91,7 @@ class EngineRank:
         self.block_size = loop.scheduler.config.block_size
         self.clock, self._on_finished, self._on_step = lockstep, on_finished, on_step
         self.front_end = front_end or FrontEnd(ServerFit())
+        self.grammars: GrammarCompiler | None = None  # where answers may have a required shape
         lockstep.join(self)
 
     def add(self, request: Request) -> None:
@@ -100,7 +102,16 @@ class EngineRank:
 
     def _enter(self, request: Request) -> None:
         if request.status is not RequestStatus.ABORTED and not self.is_dead:
+            delay = 0 if self.grammars is None else self.grammars.delay(request, self.clock.env.ticks)
+            if delay:
+                request.awaits_grammar = True
+                Alarm(self.clock.env, delay, lambda _: self._has_grammar(request), ARRIVAL_PRIORITY)
             self.clock.enter(self, request)
+
+    def _has_grammar(self, request: Request) -> None:
+        request.awaits_grammar = False
+        if not self.is_dead:
+            self.retry_waiting()
 
     def abort(self, request: Request) -> bool:
         """Abort `request`; False if it is finished and on its way to the client."""

@@ -85,6 +85,7 @@ def scheduler_config(
         speculation=speculation_of(scenario, cost_model),
         record_positions=record_positions,
         encoder=_encoder_rules(scenario),
+        has_shapes=scenario.traffic.structured_outputs is not None,
     )
 
 

@@ -40,6 +40,7 @@ def speculation_of(scenario: Scenario, cost_model: SpeculativeCostModel | None =
         estimate=_judged_rate(rates),
         past_end=scenario.engine.rules.drafts_past_end,
         is_ahead=scenario.engine.plans_ahead,
+        depth_by_match=config.depth_by_match,
     )
     return with_drafter(speculation, scenario.engine.rules, config.method)
 

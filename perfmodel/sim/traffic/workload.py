@@ -158,6 +158,8 @@ class Workload:
         self.num_requests = traffic.num_requests
         adapters = traffic.adapters
         self._adapters = None if adapters is None else distributions.Shares(adapters.chances, self.seed, "adapters")
+        shapes = traffic.structured_outputs
+        self._shapes = None if shapes is None else distributions.Shares(shapes.chances, self.seed, "shapes")
         if (rollouts := traffic.rollouts) is not None:  # one client, who sends an iteration at a time
             update = to_ticks(rollouts.weight_update_s)
             self.concurrency, self.think_time = 1, lambda _: update
@@ -238,6 +240,9 @@ class Workload:
         contents = draft.block_hashes if adapter is None else tuple([(adapter, block) for block in draft.block_hashes])
         request = Request(number, arrival, draft.num_prompt_tokens, outputs, contents, draft.priority)
         request.adapter = adapter
+        if self._shapes is not None and self.traffic.structured_outputs is not None:
+            grammar = self._shapes.of(number)
+            request.grammar = grammar if grammar < self.traffic.structured_outputs.count else None
         if self._classes is not None:
             request.priority = self.traffic.classes[self._classes.of(number)].priority
         request.num_source_tokens = draft.num_source_tokens

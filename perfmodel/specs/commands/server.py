@@ -27,8 +27,9 @@ _TYPE_AT_END = re.compile(rf"(.+?)[-_.]({_GGUF_TYPE.pattern})", re.IGNORECASE)
 _HUBS = ("hf.co", "huggingface.co")  # `ollama run` fetches repositories of these
 _FLOATS = {"f16": "float16", "fp16": "float16", "bf16": "bfloat16", "f32": "float32"}
 # Of drafted tokens, right where a command says nothing: EAGLE's first tokens (Li et al. 2024, table 1: 0.7 to 0.8), a
-# small sibling as drafter (Chen et al. 2023: 0.71 to 0.85). What one's own server has is in its metrics.
-_RIGHT = {"ngram": RIGHT_OF_NGRAMS, "draft_model": 0.7, "medusa": 0.6, "eagle": 0.75}
+# small sibling as drafter (Chen et al. 2023: 0.71 to 0.85), suffix decoding in prose (benchmarks/host_libraries.py:
+# 1.6 tokens a step). What one's own server has is in its metrics.
+_RIGHT = {"ngram": RIGHT_OF_NGRAMS, "draft_model": 0.7, "medusa": 0.6, "eagle": 0.75, "suffix": 0.4}
 _FOR_SEVERAL = ("role", "further_rank", "is_further_rank")  # requested by a reader of several servers
 _DEEPEP_MODES = {"normal": "deepep_high_throughput", "low_latency": "deepep_low_latency"}
 _EVERY_STEP = {"dbo_decode_token_threshold": 2, "dbo_prefill_token_threshold": 2}

@@ -170,6 +170,7 @@ class BatchingRules(Spec):
                        share of it is in each micro-batch (even_share), or as many are in each stage (each)
     serves_adapters:   requests name LoRA adapters, of which a step has at most `max_loras`, by kernels for all of them
                        (grouped) or one by one
+    masks_shapes:      requests name the shape of their answers, whose masks are made while the device computes
     encodes_in_steps:  images are encoded in the steps that need them, within a budget (`EncoderCache`)
     pools_synchronously: no step is planned ahead by default where requests end with their prompts
     slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks"""
@@ -195,6 +196,7 @@ class BatchingRules(Spec):
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"
     slots: SlotRules | None = None
     serves_adapters: Literal["no", "grouped", "one_by_one"] = "no"
+    masks_shapes: bool = False
     encodes_in_steps: bool = False
     pools_synchronously: bool = False
 

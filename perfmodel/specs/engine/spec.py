@@ -48,6 +48,12 @@ class PromptCompression(Spec):
 LoraModule = Literal["qkv_proj", "o_proj", "gate_up_proj", "down_proj", "embed_tokens", "lm_head"]
 
 
+class StructuredOutputsConfig(Spec):
+    """vLLM's, for answers of a required shape."""
+
+    backend: Literal["auto", "xgrammar", "guidance"] = "auto"  # who makes their masks; auto: xgrammar
+
+
 class EplbConfig(Spec):
     """vLLM's: how many copies of popular experts there are beside one of each, placed by the tokens of the last
     `window_size` steps every `step_interval` steps."""
@@ -192,6 +198,9 @@ class EngineSpec(VariantSpec):
     enable_dbo: bool = False
     dbo_decode_token_threshold: int = Field(default=32, ge=2)
     dbo_prefill_token_threshold: int = Field(default=512, ge=2)
+    structured_outputs_config: StructuredOutputsConfig = (
+        StructuredOutputsConfig()
+    )  # read with traffic.structured_outputs
 
     @property
     def num_host_adapters(self) -> int:

@@ -19,7 +19,7 @@ from operator import mul
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import CheckedSpec, Resolved, Spec, UsedBy, VariantSpec
@@ -150,6 +150,7 @@ _NEEDED = {
     "self_quantized": "quantization",
     "lookahead": "lookahead",
 }
+_MAX_TREE_DEPTH = 24  # vLLM's default of suffix_decoding_max_tree_depth, and of the tokens that suffix decoding drafts
 
 
 class MeasuredAcceptance(CheckedSpec):
@@ -210,6 +211,8 @@ class Acceptance(VariantSpec):
 
     per_rank:     by depth, then by candidate: that the r-th candidate is the right one (so they sum to at most 1); the
                   last depth repeats
+
+    Of suffix decoding per_position says it by how many were right in a row before, in this step and those before it.
 
     offered: the share of steps in which the drafter has tokens to offer a sequence; in the others it is wrong, as the
              rates say, and there is nothing to verify: n-gram lookup where no n-gram came before"""
@@ -279,11 +282,13 @@ class SpeculativeConfig(VariantSpec):
 
     method:       who drafts: a smaller model; n-grams of the text so far; the model's own first layers (LayerSkip), or
                   with quantized weights; extra heads (Medusa); a small network over its features (EAGLE); Jacobi
-                  iterations beside the step (lookahead)
+                  iterations beside the step (lookahead); the longest match in trees of prompts and answers (suffix)
     num_speculative_tokens: how deep a draft goes; of a tree or of lookahead it is the shape that says so
     model:        the draft model                                          (draft_model)
     quantization: what the drafter's weights are quantized to              (self_quantized; draft_model)
     prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram looked for; vLLM's default is 5    (ngram)
+    suffix_decoding_max_tree_depth: most tokens of a match and its draft together, 24 unless given      (suffix)
+    suffix_decoding_max_spec_factor: drafted tokens for each token that matches, 1 unless given         (suffix)
     tree:         candidates by depth: every node of a depth has so many children, all verified under a tree mask
     adaptive:     the draft length is chosen for each step: what gives most tokens per second with so many sequences
     has_own_device: pipelined: the drafter runs on as many devices of its own, and shares none of the model's"""
@@ -296,12 +301,14 @@ class SpeculativeConfig(VariantSpec):
         "prompt_lookup_max": ("ngram",),
         "prompt_lookup_min": ("ngram",),
         "lookahead": ("lookahead",),
+        "suffix_decoding_max_tree_depth": ("suffix",),
+        "suffix_decoding_max_spec_factor": ("suffix",),
         "tree": ("draft_model", "self_skip", "self_quantized", "medusa", "eagle"),
         "pipelined": ("draft_model",),
         "has_own_device": ("draft_model",),
     }
 
-    method: Literal["draft_model", "ngram", "self_skip", "self_quantized", "medusa", "eagle", "lookahead"]
+    method: Literal["draft_model", "ngram", "self_skip", "self_quantized", "medusa", "eagle", "lookahead", "suffix"]
     num_speculative_tokens: PositiveInt | None = None
     model: Annotated[ModelSpec, Resolved("A name in workloads/models, or a path: the draft model")] | None = None
     quantization: str | None = None
@@ -315,6 +322,15 @@ class SpeculativeConfig(VariantSpec):
     pipelined: bool = False  # the next round is drafted while this one is verified     (draft_model)
     has_own_device: bool = False
     acceptance: Acceptance | None = None  # how many tokens are right: needed to simulate, measured when executed
+    suffix_decoding_max_tree_depth: Annotated[int, Field(ge=2, le=_MAX_DEPTH)] | None = None
+    suffix_decoding_max_spec_factor: Annotated[float, Field(ge=1, le=_MAX_DEPTH)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suffix_drafts_up_to_its_tree(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("method") == "suffix" and data.get("num_speculative_tokens") is None:
+            return {**data, "num_speculative_tokens": data.get("suffix_decoding_max_tree_depth") or _MAX_TREE_DEPTH}
+        return data
 
     @field_validator("method", mode="before")
     @classmethod
@@ -347,17 +363,25 @@ class SpeculativeConfig(VariantSpec):
             yield "got has_own_device without pipelined: drafts and verification take turns; add it"
         if self.pipelined and self.tree:
             yield "got pipelined with a tree, whose next round has no single place to start; use a chain"
+        if self.method == "suffix":
+            yield from self._suffix_conflicts()
         has_catalog = self.acceptance is not None and self.acceptance.catalog is not None
         if has_catalog and (self.method != "eagle" or self.tree):
             what = "a tree" if self.tree else f"method={self.method}"
             yield f"got acceptance.catalog with {what}; its drafts are chains by EAGLE and the like; give a rate"
         ranks = self.acceptance.per_rank if self.acceptance is not None else None
-        if ranks is not None and self.is_chain:
+        if ranks is not None and not self.tree:
             yield "got acceptance.per_rank without a tree; give per_position, or the tree"
         for depth, width in enumerate(self.tree or (), 1):
             if ranks is not None and (count := len(ranks[min(depth, len(ranks)) - 1])) < width:
                 where = f"{count} candidates at depth {depth}, where the tree has {width}"
                 yield f"acceptance.per_rank has {where}; give as many"
+
+    def _suffix_conflicts(self) -> Iterator[str]:
+        if self.adaptive:
+            yield "got adaptive with method=suffix, whose drafts are as long as their match; leave it out"
+        if (own := self.acceptance) is not None and (own.measured is not None or own.offered < 1):
+            yield "got acceptance.measured or offered with method=suffix; give per_position, by right tokens in a row"
 
     def is_mtp_of(self, model: ModelSpec) -> bool:
         """Whether the multi-token prediction head of `model` drafts: it serves as the EAGLE head."""
@@ -382,8 +406,8 @@ class SpeculativeConfig(VariantSpec):
 
     @property
     def is_chain(self) -> bool:
-        """Whether one token is drafted behind the other, so that any length is possible."""
-        return self.tree is None and self.lookahead is None
+        """Whether one token is drafted behind the other, and any length may be asked for."""
+        return self.tree is None and self.lookahead is None and self.method != "suffix"
 
     @property
     def ahead(self) -> int | None:
@@ -401,6 +425,53 @@ class SpeculativeConfig(VariantSpec):
         widths = self.tree or (1,) * self.depth
         return tuple(accumulate((prod(widths[: i + 1]) for i in range(len(widths))), initial=0))
 
+    @cached_property
+    def depth_by_match(self) -> tuple[int, ...]:
+        """Suffix decoding: draft depth after 0, 1, 2 ... right tokens in a row, the last of which repeats; else empty.
+
+        The newest token and the r right ones before it match. A match of m tokens drafts min(K, f m) of those that its
+        tree of depth D has behind it, D - m; of matches up to r + 1 that with the longest draft is taken (`speculate`
+        of arctic-inference 0.1.1's suffix tree)."""
+        if self.method != "suffix":
+            return ()
+        tree, factor = self.suffix_decoding_max_tree_depth or _MAX_TREE_DEPTH, self.suffix_decoding_max_spec_factor or 1
+        drafted = (min(self.depth, int(factor * match + 1e-6), tree - match) for match in range(1, tree))
+        return tuple(accumulate(drafted, max))
+
+    @cached_property
+    def typical_depth(self) -> int:
+        """Draft depth where a step's matches are not known: full, or the mean of suffix decoding."""
+        is_known = self.method == "suffix" and self.acceptance is not None
+        return max(round(self.mean_depth), 1) if is_known else self.depth
+
+    @property
+    def mean_depth(self) -> float:
+        """Suffix decoding: tokens that a step drafts, in the mean."""
+        return self._match_cycle[1]
+
+    @cached_property
+    def _match_cycle(self) -> tuple[float, float]:
+        """(tokens, drafted tokens) per step of suffix decoding, in the mean.
+
+        A wrong token renews a run of right ones. With S_i = a_r ... a_(r+i-1), that i more are right, a step after r
+        drafts d = d(r), has 1 + S_1 + ... + S_d tokens and is followed with S_(d+1) by a step after r + d + 1. From the
+        longest draft and the last given acceptance on steps are alike."""
+        assert self.acceptance is not None
+        depths = self.depth_by_match
+        last = max(len(depths), len(self.acceptance.per_position or ())) - 1
+        rates = self.acceptance.rates(last + self.depth + 1)
+        reached, run, steps, tokens, drafted = 1.0, 0, 0.0, 0.0, 0.0
+        while reached > 1e-12:
+            depth, is_last = depths[min(run, len(depths) - 1)], run >= last
+            right = tuple(accumulate(rates[min(run, last) :][: depth + 1], mul))
+            if is_last and right[-1] == 1.0:
+                return depth + 1.0, float(depth)
+            count = reached / (1 - right[-1]) if is_last else reached
+            steps, tokens, drafted = steps + count, tokens + count * (1 + sum(right[:-1])), drafted + count * depth
+            reached = 0.0 if is_last else reached * right[-1]
+            run += depth + 1
+        return tokens / steps, drafted / steps
+
     def expected_tokens(self, depth: int | None = None, rates: Sequence[float] | None = None) -> float:
         """Mean tokens per step and sequence, 1 included, at `depth` (default: full).
 
@@ -412,6 +483,8 @@ class SpeculativeConfig(VariantSpec):
         Pipelined, a step has a draft only if all of the last one was right, the guess of the model's own token
         included; else it brings one token. The probability p of a draft satisfies p = p a_1 ... a_(k+1) + (1 - p) a_1.
         """
+        if self.method == "suffix" and depth != 0:
+            return self._match_cycle[0]
         if rates is None:
             assert self.acceptance is not None
             rates = self.acceptance.rates(self.depth, self.tree)

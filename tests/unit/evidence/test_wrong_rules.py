@@ -47,6 +47,7 @@ class Wrong(NamedTuple):
 LONGEST = "victim = max(self.requests, key=lambda one: (one is not victim, one.num_output_tokens)); "
 IN_FLIGHT = "in_flight = victim.num_promised_tokens"
 ESTIMATES = "rules.estimates.model_dump()"
+ALL_THE_WAY = Wrong(Drafting.__init__, "config.speculation.depth_by_match", "()")
 WHOLE_PROMPTS = Wrong(config_of, "rules.chunks_prompts", "True")
 # Recording -> how many of its cases are replayed, one in so many, and the rules.
 WRONG_RULES = {
@@ -159,6 +160,20 @@ WRONG_RULES = {
             "keeps images to the end": Wrong(EncoderCache.release, "inputs[number].end <= num_done", "False"),
         },
     ),
+    "vllm_0.30.0_shapes": (
+        (105, 1),
+        {
+            "drafts all the way": ALL_THE_WAY,
+            "keeps shapes in line": Wrong(plans._requests_of, "= 0, recorded.grammar", "= None, recorded.grammar"),
+            "needs no grammar": Wrong(plans._requests_of, "recorded.grammar_steps > 0", "False"),
+            "waits behind a grammar": Wrong(
+                Scheduler._admit,
+                "while self._waiting and",
+                "while self._waiting and not self._waiting[0][1].awaits_grammar and",
+            ),
+        },
+    ),
+    "vllm_0.30.0_suffix": ((105, 1), {"drafts all the way": ALL_THE_WAY}),
     "vllm_0.30.0_pooling": (
         (120, 1),
         {

@@ -134,7 +134,7 @@ def test_blocks_of_the_prefix_cache_belong_to_one_adapter() -> None:
         (["model=gemma-3-4b"], "vocabularies up to 258,048 tokens"),
         (["engine.pipeline_parallel_size=2"], "not modelled together"),
         (["engine.speculative_config={method: ngram, num_speculative_tokens: 2}"], "not modelled together"),
-        (["traffic.adapters={count: 3, shares: [1, 2]}"], "one for each adapter"),
+        (["traffic.adapters={count: 3, shares: [1, 2]}"], "expected one for each"),
         (["traffic.adapters={count: 2, shares: [1, 2], zipf: 1}"], "leave one of them out"),
     ],
 )

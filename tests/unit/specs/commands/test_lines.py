@@ -467,8 +467,19 @@ def test_gpus_of_a_pod_are_its_limits_not_its_requests() -> None:
 
 
 def test_drafts_of_a_method_that_is_not_modelled_are_left_out_and_named():
-    flags = """--speculative-config '{"method": "suffix", "num_speculative_tokens": 8}'"""
+    flags = """--speculative-config '{"method": "custom_class", "num_speculative_tokens": 8}'"""
     found = read_line(f"vllm serve Qwen/Qwen3-8B {flags}", Asking(hardware="h100-sxm-80gb"))
     assert "speculative_config" not in found.data.get("engine", {})
     names = [what for what, _ in found.unmodelled]
-    assert names == ["--speculative-config.method suffix", "--speculative-config.num_speculative_tokens 8"]
+    assert names == ["--speculative-config.method custom_class", "--speculative-config.num_speculative_tokens 8"]
+
+
+def test_a_line_with_suffix_decoding_and_masks() -> None:
+    """What shapes its drafts is read; what its trees hold is in the acceptance, and named."""
+    drafts = """{"method": "suffix", "suffix_decoding_max_spec_factor": 2.0, "suffix_decoding_min_token_prob": 0.2}"""
+    line = f"vllm serve Qwen/Qwen3-8B --speculative-config '{drafts}' --structured-outputs-config.backend guidance"
+    found = read_line(line, Asking(hardware="h100-sxm-80gb"))
+    engine = found.data["engine"]
+    assert engine["speculative_config"]["suffix_decoding_max_spec_factor"] == 2.0
+    assert engine["structured_outputs_config"] == {"backend": "guidance"}
+    assert [what for what, _ in found.unmodelled] == ["--speculative-config.suffix_decoding_min_token_prob 0.2"]
