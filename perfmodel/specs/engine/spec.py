@@ -192,6 +192,7 @@ class EngineSpec(VariantSpec):
     enable_dbo: bool = False
     dbo_decode_token_threshold: int = Field(default=32, ge=2)
     dbo_prefill_token_threshold: int = Field(default=512, ge=2)
+    mm_encoder_only: bool = False  # has the encoder of images alone, as engines of encode pools always do
 
     @property
     def num_host_adapters(self) -> int:
