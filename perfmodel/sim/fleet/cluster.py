@@ -91,12 +91,12 @@ class Cluster:
             self.transfers = kv_transfers(env, scenario) if executed is None else executed.transfers
         self.encoding: EncodingServer | None = None
         if any(spec.role == "encode" for spec in scenario.pools):
-            from perfmodel.sim.fleet.encoding import EncodingServer
+            from perfmodel.sim.fleet import encoding
 
-            self.encoding = encoding = EncodingServer(env, scenario, lambda request: self.route(request))
+            self.encoding = server = encoding.EncodingServer(env, scenario, lambda request: self.route(request))
             for spec in scenario.pools:
                 if spec.role == "encode":
-                    encoding.join(self._pool(spec, encoding.on_encoded, on_step, front_end=True))
+                    server.join(self._pool(spec, server.on_encoded, on_step, front_end=True))
         groups = scenario.cluster.deployments or deployments(scenario.pools)  # equal replicas are one
         deployed = [self._deploy(group, on_finished, on_step) for group in groups]
         self.servers = [one.server for one in deployed if one.server is not None]

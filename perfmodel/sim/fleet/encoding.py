@@ -11,9 +11,9 @@
 4. Once all features of a request are there, it goes on as in a cluster without encode pools. Its images take room in
    the encoder cache there, and none of the budget of a step.
 
-Source: vLLM 0.30.0, v1/core/sched/scheduler.py (`external_load_encoder_input`), v1/worker/mm_encoder_model_runner.py and
-examples/disaggregated/disaggregated_encoder/disagg_epd_proxy.py. Not modelled: the receiver's link, features that it
-still has, preprocessing of images on the host."""
+Source: vLLM 0.30.0, v1/core/sched/scheduler.py (`external_load_encoder_input`) and v1/worker/mm_encoder_model_runner.py;
+its post of 2025-12-15 on encoder disaggregation (what the proxy does). Not modelled: the receiver's link, features that
+it still has, preprocessing of images on the host."""
 
 from collections.abc import Callable
 from itertools import count
@@ -89,7 +89,7 @@ class EncodingServer:
 
 
 def feature_bytes(model: ModelSpec) -> int:
-    """Bytes of an image token's features: a vector, and with DeepStack one more of each merger, of two products each."""
+    """Bytes of an image token's features: a vector, with DeepStack one of each merger, of two products each."""
     assert model.vision is not None
     num_vectors = max(1, len(model.vision.projections) // 2)
     return round(num_vectors * model.hidden_size * bytes_per_weight(model.dtype))
