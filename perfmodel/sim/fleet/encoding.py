@@ -11,7 +11,7 @@
 4. Once all features of a request are there, it goes on as in a cluster without encode pools. Its images take room in
    the encoder cache there, and none of the budget of a step.
 
-Source: vLLM 0.30.0, v1/core/sched/scheduler.py (`external_load_encoder_input`) and v1/worker/mm_encoder_model_runner.py;
+Source: vLLM 0.30.0, v1/core/sched/scheduler.py (`external_load_encoder_input`), v1/worker/mm_encoder_model_runner.py;
 its post of 2025-12-15 on encoder disaggregation (what the proxy does). Not modelled: the receiver's link, features that
 it still has, preprocessing of images on the host."""
 
