@@ -1,5 +1,7 @@
 """Encode pools: each image is encoded once, elsewhere, and a prompt starts when its features are there."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from perfmodel.cost import plan_memory, step_costs
@@ -9,7 +11,7 @@ from perfmodel.models.vision import ImageGrid
 from perfmodel.ops.work import BatchShape
 from perfmodel.planning.search import make_plan
 from perfmodel.sim import RunResult, simulate
-from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
 from perfmodel.sim.fleet.encoding import EncodingServer, feature_bytes
 from perfmodel.specs import Scenario, load_model, load_scenario
 
@@ -93,6 +95,26 @@ def test_requests_without_images_pass_by() -> None:
     receiver, request = Receiver(), Request(0, 0, 10, 1)
     EncodingServer(TickEnvironment(), load(), lambda _: receiver).add(request)  # type: ignore[arg-type,return-value]
     assert receiver.requests == [request]
+
+
+def test_features_of_an_engine_leave_one_after_another_and_are_awaited_together() -> None:
+    """Two images that one step has encoded are there after two transfers; the prompt then encodes neither again."""
+    env, receiver, engine = TickEnvironment(), Receiver(), SimpleNamespace(index=0, add=lambda image: None)
+    server = EncodingServer(env, load(), lambda _: receiver)  # type: ignore[arg-type,return-value]
+    images: list[Request] = []
+    engine.add = images.append
+    server.join(SimpleNamespace(route=lambda _: engine))  # type: ignore[arg-type]
+    request = Request(0, 0, 1000, 1)
+    request.encoder_inputs = (EncoderInput(1, TOKENS, "a"), EncoderInput(500, TOKENS, "b"))
+    server.add(request)
+    for image in images:
+        assert receiver.requests == []
+        server.on_encoded(engine, image)  # type: ignore[arg-type]
+    env.run_until_idle()
+    assert receiver.requests == [request]
+    assert all(item.is_external for item in request.encoder_inputs)
+    assert env.ticks == pytest.approx(2 * (1e-3 + TOKENS * TOKEN_BYTES / 5e9) * TICKS_PER_S, rel=1e-9)
+    assert [(image.num_prompt_tokens, image.encoder_inputs[0].offset) for image in images] == [(TOKENS, 0)] * 2
 
 
 def test_encoders_come_before_prefill_and_decode() -> None:
