@@ -55,8 +55,9 @@ class EncoderCache:
         for item in (request.encoder_inputs[number] for number in numbers):
             self._needed_by.setdefault(item.content, set()).add(request)
             self.num_free -= item.num_tokens
-            self._budget_left -= item.num_tokens
-            plan.encoded = (*plan.encoded, (request, item))
+            if not item.is_external:
+                self._budget_left -= item.num_tokens
+                plan.encoded = (*plan.encoded, (request, item))
         self._held.setdefault(request, set()).update(numbers)
 
     def take_back(self, victim: Request, plan: StepPlan) -> None:

@@ -39,12 +39,13 @@ class GroupTables:
 
 class EncoderInput(NamedTuple):
     """An image or a video of a prompt. offset: prompt tokens before it; content: equal for equal ones; grid: what the
-    encoder computes, for who prices it"""
+    encoder computes, for who prices it; is_external: another engine has encoded it"""
 
     offset: int
     num_tokens: int
     content: Hashable
     grid: Hashable = None
+    is_external: bool = False
 
     @property
     def end(self) -> int:

@@ -155,6 +155,8 @@ def _pool_server(scenario: Scenario, pool: PoolSpec) -> PoolServer:
         why = f"its engine is {described.label}, of which no image is known."
     elif server.hardware.kind != "gpu" or server.hardware.maker not in known.serving.images:
         why = f"no image of {described.description.title} is known for it."
+    elif pool.role == "encode":
+        why = "encoders' servers and their proxy are not written; see vLLM's --ec-transfer-config."
     elif pool.role in _KV_ROLES and not known.serving.roles:
         why = f"{known.title} as one of a pair needs a file of its own for the pair."
     elif not known.serving.shares_ranks and 1 not in (pool.engine.tensor_parallel_size, pool.engine.data_parallel_size):

@@ -54,6 +54,8 @@ def make_plan(
     Raises SpecError for a scenario without an SLO or a rate, or with an error."""
     base = Base(path, tuple(overrides))
     scenario = base.load()
+    if any(pool.role == "encode" for pool in scenario.pools):
+        raise SpecError("plans size no encode pools: leave these out, or simulate sizes by --set cluster.pools.")
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
     if spec.objective == "carbon" and (scenario.site is None or scenario.site.grid_gco2_per_kwh is None):
         raise SpecError("plan.objective=carbon without a grid: set site.region, as in DE, or site.gco2_per_kwh.")

@@ -134,7 +134,7 @@ def _mean_batch(
 ) -> tuple[int, str]:
     """Batch, and the reason. step_s: seconds by decodes; prompt_s: by prompt tokens"""
     arrivals, limit = scenario.traffic.arrivals, engine_of_step(scenario).engine.max_num_seqs
-    decoding = [pool for pool in scenario.pools if pool.role != "prefill" and not pool.shadow]
+    decoding = [pool for pool in scenario.pools if pool.role in ("unified", "decode") and not pool.shadow]
     replicas = sum(max(pool.replicas, 1) * pool.engine.data_parallel_size for pool in decoding)
     if arrivals.process == "closed_loop" and arrivals.concurrency:
         return max(1, min(limit, round(arrivals.concurrency / replicas))), "as many as the closed loop holds"

@@ -167,6 +167,8 @@ class Emulator:
             )
         if scenario.traffic.beam_width > 1:
             raise SpecError(f"{scenario.name}: got traffic.beam_width; a server's clients ask for beams, leave it out.")
+        if any(pool.role == "encode" for pool in scenario.pools):
+            raise SpecError(f"{scenario.name}: requests that a server is sent have no images; leave encode pools out.")
         env = PacedEnvironment()
         self.scenario = scenario
         self.clock = PacedClock(env, speed, on_late=on_late, on_slowed=on_slowed, on_error=on_error)

@@ -81,7 +81,7 @@ def simulate(
     if intervals and len(requests):
         ensemble = _intervals_of(scenario, requests, cluster, partial(_serve_drawn, basis_of, one_of), one_of)
     summary = summarize(scenario, collector, device_totals(cluster, collector), used, ensemble)
-    num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
+    num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools if pool.spec.role != "encode")
     mean_step_s = collector.busy_ticks / TICKS_PER_S / collector.num_steps
     notes = (*workload_notes(workload), *eager_notes(cluster.pools[-1].scenario, mean_step_s))
     notes = (*notes, *run_notes(scenario, used, requests, collector.num_steps), *_engine_notes(cluster))
@@ -109,7 +109,7 @@ def _engine_notes(cluster: Cluster) -> Iterator[str]:
 
 def entrance_of(scenario: Scenario) -> Scenario:
     """Scenario of the pool that receives requests first."""
-    return scenario.of_pool(next(pool for pool in scenario.pools if pool.role != "decode"))
+    return scenario.of_pool(next(pool for pool in scenario.pools if pool.role not in ("decode", "encode")))
 
 
 def serve(
@@ -158,6 +158,8 @@ def serve(
 
     cluster = Cluster(env, scenario, basis_of, on_finished, on_step, can_leap, one_of, scores, on_lost, executed)
     route: Route = cluster.route
+    if (encoding := cluster.encoding) is not None:
+        route = lambda _: encoding  # noqa: E731
     shortening = scenario.prompt_compression if executed is None else None
     if shortening is not None and shortening.model is not None:
         entrance = cluster.pools[0].scenario  # prefill pools come first

@@ -69,7 +69,7 @@ class PoolSpec(CheckedSpec):
 
     name: str | None = None
     deployment: str | None = None
-    role: Literal["unified", "prefill", "decode"] = "unified"
+    role: Literal["unified", "prefill", "decode", "encode"] = "unified"
     replicas: NonNegativeInt = 1
     engine: EngineSpec = EngineSpec()  # in a file, what differs from the scenario's `engine`; here, all of it
     hardware: (
@@ -151,6 +151,8 @@ def completed(pools: Sequence[PoolSpec]) -> tuple[PoolSpec, ...]:
 def _grouped(pools: Sequence[PoolSpec]) -> dict[str | int | None, list[int]]:
     groups: dict[str | int | None, list[int]] = {}
     for number, pool in enumerate(pools):
+        if pool.role == "encode":
+            continue  # in front of the deployment
         is_alone = pool.deployment is None and pool.role == "unified" and pool.share is not None
         groups.setdefault(number if is_alone else pool.deployment, []).append(number)
     return groups
@@ -235,6 +237,7 @@ class ClusterSpec(CheckedSpec):
     gateway: GatewaySpec | None = None
     autoscaling: AutoscalingSpec | None = None
     failures: FailuresSpec | None = None
+    ec_transfer: GivenLink = GivenLink()  # from encode pools, what their encoders have made of images
 
     @field_validator("pools", mode="before")
     @classmethod
@@ -248,6 +251,7 @@ class ClusterSpec(CheckedSpec):
     def _conflicts(self) -> Iterator[str]:
         if self.pools and "replicas" in self.model_fields_set:
             yield "got replicas beside pools; each pool has its own `replicas`, leave this one out"
+        yield from self._conflicts_of_encoders()
         for deployment in self.deployments:
             yield from deployment.conflicts(self.pools)
         if "kv_transfer" in self.model_fields_set and not self.is_disaggregated:
@@ -256,7 +260,7 @@ class ClusterSpec(CheckedSpec):
             yield "got autoscaling beside pools; each pool has its own `autoscaling`, move it there"
         served = [deployment for deployment in self.deployments if not deployment.is_shadow]
         shares = [deployment.share for deployment in served if deployment.share is not None]
-        if self.pools and not served:
+        if self.pools and not served and any(pool.shadow for pool in self.pools):
             yield "got shadow pools only; at least one pool must answer the requests"
         if shares and (len(shares) < len(served) or abs(sum(shares) - 1) > 1e-6):
             yield (
@@ -277,6 +281,25 @@ class ClusterSpec(CheckedSpec):
                 )
             elif pools[event.pool].shadow:
                 yield f"got a {what} in pool {event.pool}, a shadow; its answers are discarded"
+
+    def _conflicts_of_encoders(self) -> Iterator[str]:
+        encoders = [pool for pool in self.pools if pool.role == "encode"]
+        if "ec_transfer" in self.model_fields_set and not encoders:
+            yield "got ec_transfer without an encode pool; only from there are features moved"
+        if encoders and len(encoders) == len(self.pools):
+            yield "got encode pools alone; add unified pools, or prefill and decode ones, for the text"
+        if encoders and self.is_dynamic:
+            yield (
+                "got an encode pool beside a gateway, autoscaling, failures or shares, which is not modelled together; "
+                "leave out one of the two"
+            )
+        for engine in (pool.engine for pool in encoders):
+            if engine.num_devices > engine.tensor_parallel_size:
+                yield (
+                    f"got an encode pool with {engine.num_devices} devices an engine at tensor_parallel_size="
+                    f"{engine.tensor_parallel_size}; encoders have no other ranks: set the other sizes to 1, and raise "
+                    f"`replicas`"
+                )
 
     @property
     def is_dynamic(self) -> bool:

@@ -119,12 +119,14 @@ class Scenario(CheckedSpec):
                 yield from self._differing_kv_formats(deployment)
         for pool in self.pools:
             engine, hardware, model = pool.engine, pool.hardware or self.hardware, pool.model or self.model
+            if engine.mm_encoder_only and pool.role != "encode":
+                yield "got mm_encoder_only for an engine that answers; give it a pool with `role: encode`"
             if engine.kv_offload is not None:
                 engine.kv_offload.link_of(hardware)
             yield from self._conflicts_of_adapters(pool)
             yield from self._conflicts_of_cores_and_beams(pool)
             yield from self._conflicts_of_shapes(pool)
-            if pool.role != "unified":
+            if pool.role in ("prefill", "decode"):
                 if engine.speculative_config is not None:
                     yield (
                         "got speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
@@ -212,6 +214,10 @@ class Scenario(CheckedSpec):
     def _conflicts_of_images(self) -> Iterator[str]:
         """What images in the traffic do not go with."""
         images = self.traffic.images
+        if any(pool.role == "encode" for pool in self.pools):
+            self.cluster.ec_transfer.link_of(self.hardware)
+            if images is None:
+                yield "got an encode pool without traffic.images, which it encodes; give these, or leave the pool out"
         for pool in self.pools if images is not None else ():
             engine, model, place = pool.engine, pool.model or self.model, "traffic.images"
             if model.vision is None:
@@ -289,7 +295,11 @@ class Scenario(CheckedSpec):
     def of_pool(self, pool: PoolSpec) -> "Scenario":
         """The scenario of one replica of `pool`: its engine and hardware, without a cluster."""
         hardware = pool.hardware or self.hardware
-        own = {"engine": pool.engine, "hardware": hardware, "model": pool.model or self.model}
+        engine = pool.engine
+        if pool.role == "encode":  # no text: no KV to share, and no CUDA graphs (v1/worker/mm_encoder_model_runner.py)
+            only = {"mm_encoder_only": True, "enforce_eager": True, "enable_prefix_caching": False}
+            engine = engine.model_copy(update=only)
+        own = {"engine": engine, "hardware": hardware, "model": pool.model or self.model}
         return self.model_copy(update={**own, "cluster": ClusterSpec()})
 
     @property

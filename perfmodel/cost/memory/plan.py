@@ -192,7 +192,9 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
         elif engine.kv_cache != "off":
             per_token = kv_bytes_per_token(model, shard, stage) + drafter.kv_bytes_per_token
         first += len(stage)
-        in_blocks = states is not None or compressed_blocks(model, engine) > 0
+        if engine.mm_encoder_only:
+            held, per_token = {"other": held.get("other", 0.0)}, 0.0
+        in_blocks = engine.mm_encoder_only or states is not None or compressed_blocks(model, engine) > 0
         per_sequence = 0.0 if in_blocks else state_bytes_per_sequence(model, shard, stage)
         plan = MemoryPlan(
             model=model.name,

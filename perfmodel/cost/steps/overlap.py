@@ -60,12 +60,12 @@ class Half(NamedTuple):
 def overlapped(first: Half, second: Half, num_layers: int, share: float = 0.0) -> float:
     """Time of the halves `first` and `second` over `num_layers` with experts. share: of the units, f"""
 
-    def beside(compute: float, message: float) -> float:
+    def together(compute: float, message: float) -> float:
         return max(message, compute + share * message)
 
-    inside = beside(second.attention, first.dispatch) + beside(first.experts, second.dispatch)
-    inside += beside(second.experts, first.combine)
-    ends = first.attention + second.combine + (num_layers - 1) * beside(first.attention, second.combine)
+    inside = together(second.attention, first.dispatch) + together(first.experts, second.dispatch)
+    inside += together(second.experts, first.combine)
+    ends = first.attention + second.combine + (num_layers - 1) * together(first.attention, second.combine)
     return first.outside + second.outside + inside + ends / num_layers
 
 

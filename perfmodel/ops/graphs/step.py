@@ -148,6 +148,8 @@ def build_graph(
 
     def graph(of: GraphPart) -> StepGraph:
         nodes, mixed = _nodes(context, of, method, bytes_per_logit, encoders)
+        if engine.mm_encoder_only:
+            nodes, mixed = encoders, ()
         if engine.kv_cache == "off":
             nodes = [node for node in nodes if node.name.split("@")[0] != "kv_write"]
         return StepGraph(

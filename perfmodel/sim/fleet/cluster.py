@@ -31,6 +31,7 @@ from perfmodel.specs.scenario import Scenario
 if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
     from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
     from perfmodel.sim.fleet.dynamic import DynamicCluster
+    from perfmodel.sim.fleet.encoding import EncodingServer
     from perfmodel.sim.fleet.gateway import OnLost, RequestServer
     from perfmodel.sim.fleet.kv_tiers import ClusterTiers, EngineTiers
     from perfmodel.sim.fleet.kv_transfer import KvTransfers
@@ -92,6 +93,14 @@ class Cluster:
             from perfmodel.sim.fleet.disaggregated import kv_transfers
 
             self.transfers = kv_transfers(env, scenario) if executed is None else executed.transfers
+        self.encoding: EncodingServer | None = None
+        if any(spec.role == "encode" for spec in scenario.pools):
+            from perfmodel.sim.fleet import encoding
+
+            self.encoding = server = encoding.EncodingServer(env, scenario, lambda request: self.route(request))
+            for spec in scenario.pools:
+                if spec.role == "encode":
+                    server.join(self._pool(spec, server.on_encoded, on_step, front_end=True))
         groups = scenario.cluster.deployments or deployments(scenario.pools)  # equal replicas are one
         deployed = [self._deploy(group, on_finished, on_step) for group in groups]
         self.servers = [one.server for one in deployed if one.server is not None]
@@ -122,7 +131,8 @@ class Cluster:
         """Build `spec` with idle replicas, numbered after the existing ones."""
         own, env, executed = self.scenario.of_pool(spec), self._env, self._executed
         calibration, profile, memory = self._basis_of(own)
-        draw = self._draw(calibration, profile, spec.role != "unified")
+        exchanges_kv = spec.role in ("prefill", "decode")
+        draw = self._draw(calibration, profile, exchanges_kv)
         server = _drawn_server(profile, draw) if front_end and executed is None else ServerFit()
         costs = shared_step_costs(own, calibration, profile)
         cost_model = costs.cost_model(draw)
@@ -143,7 +153,7 @@ class Cluster:
         backend.restore = tier.cost if tier is not None else None
         depths = cost_model if isinstance(cost_model, SpeculativeCostModel) else None
         config = scheduler_config(own, executed is not None, depths)
-        if spec.role != "unified":  # KV comes and goes by the rules of one scheduler, that of free blocks
+        if exchanges_kv:  # KV comes and goes by the rules of one scheduler, that of free blocks
             config = replace(config, defers_frees=own.engine.defers_frees, estimates=None)
         tiered = tier if own.engine.kv_offload is not None and own.engine.kv_offload.is_tiered else None
         if tiered is not None:

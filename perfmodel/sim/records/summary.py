@@ -224,6 +224,7 @@ class DeviceTotals:
     num_retries: int = 0  # times one was sent again
     pools: Sequence[Mapping[str, Any]] = ()  # one for each pool where there are several
     kv_transfer: Mapping[str, Any] | None = None  # what was moved between pools
+    ec_transfer: Mapping[str, Any] | None = None  # and from encode pools
     kv_offload: Mapping[str, Any] | None = None  # what went to a second tier and came back
 
 
@@ -385,6 +386,7 @@ def summarize(
         "conversations": None if requests.turn is None else conversation_summary(requests, scenario.traffic),
         "pools": [dict(pool) for pool in totals.pools] or None,
         "kv_transfer": None if totals.kv_transfer is None else dict(totals.kv_transfer),
+        **({} if totals.ec_transfer is None else {"ec_transfer": dict(totals.ec_transfer)}),
         "kv_offload": None if totals.kv_offload is None else dict(totals.kv_offload),
     }
     summary |= {name: part for name, part in optional.items() if part is not None}

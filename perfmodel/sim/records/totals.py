@@ -50,6 +50,7 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
         num_retries=dynamic.gateway.num_retries if dynamic is not None else 0,
         pools=() if is_plain else [_of_pool(cluster, *of, collector) for of in zip(pools, engine_s, strict=True)],
         kv_transfer=kv_transferred(cluster, duration),
+        ec_transfer=None if cluster.encoding is None else cluster.encoding.moved,
         kv_offload=kv_offloaded(cluster),
     )
 

@@ -201,6 +201,7 @@ class EngineSpec(VariantSpec):
     structured_outputs_config: StructuredOutputsConfig = (
         StructuredOutputsConfig()
     )  # read with traffic.structured_outputs
+    mm_encoder_only: bool = False  # has the encoder of images alone, as engines of encode pools always do
 
     @property
     def num_host_adapters(self) -> int:
