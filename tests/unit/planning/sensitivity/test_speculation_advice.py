@@ -72,8 +72,8 @@ def test_gains_and_throughput_are_the_simulators(num_users: int) -> None:
 @pytest.mark.parametrize(("batch", "speedup"), [(1, 373.25 / 158.34), (2, 1.81), (4, 1.82), (8, 1.62)])
 def test_speedups_of_eagle_3_in_sglang(batch: int, speedup: float) -> None:
     """Li et al. 2025, EAGLE-3 (arXiv 2503.01840): Llama 3.1 8B on an H100, MT-bench, chains of 3. Its prompts have some
-    100 tokens and its answers some 300 [assumed]; its drafter is a better one than the catalog has for this model, which
-    gives 2.6 tokens a step in chat. Larger batches: docs/whatif.md."""
+    100 tokens and its answers some 300 [assumed]; its drafter is better than the one that the catalog has for this
+    model, of 2.6 tokens a step in chat. Larger batches: docs/whatif.md."""
     lengths = (
         f"traffic.{name}_tokens={{distribution: fixed, value: {n}}}" for name, n in (("input", 100), ("output", 300))
     )
