@@ -9,9 +9,9 @@ In each of L layers with experts a half takes attention (a: all up to the dispat
     t = a1 + L (a2 | d1) + L (e1 | d2) + L (e2 | c1) + (L - 1) (a1 | c2) + c2,    (x | y) = max(y, x / (1 - f))
 
 f is the share of the compute units that are messages': 20 for DeepEP's normal kernels, none for its low-latency ones.
-Engines keep their products off these for the whole step, whether a message is on its way or not. Layers without experts, and what else a step does, are added. Each half reads its own weights and launches its own
-kernels; logits are computed once. So t is at least the compute and at least the messages of both halves; with f = 0 at
-most their sum.
+Engines keep their products off these for the whole step, whether a message is on its way or not. Layers without
+experts, and what else a step does, are added. Each half reads its own weights and launches its own kernels; logits are
+computed once. So t is at least the compute and at least the messages of both halves; with f = 0 at most their sum.
 
 Steps that only decode are split from `dbo_decode_token_threshold` tokens on each rank, others from
 `dbo_prefill_token_threshold`; a half has tokens up to the middle one, wherever a prompt is cut.

@@ -158,8 +158,8 @@ class CatalogQuery(CheckedSpec):
         nearest = f"mean of its {len(match.entries)} nearest entries" if len(match.entries) > 1 else "its nearest entry"
         lacks = "" if model == match.law.model else f"the catalog has no {model}; "
         return (
-            f"Acceptance of drafts: {lacks}{'entry of the catalog' if match.is_exact else nearest} ({match.names}); 80 %"
-            f" of lengths left out of such fits are within {error:.0%}."
+            f"Acceptance of drafts: {lacks}{'entry of the catalog' if match.is_exact else nearest} ({match.names}); 80"
+            f" % of lengths left out of such fits are within {error:.0%}."
         )
 
 
