@@ -105,8 +105,8 @@ def _domains(laws: Mapping[str, AcceptanceLaw]) -> dict[str, float]:
         design[row, [names.index(name), len(names) + datasets.index(dataset)]] = 1
         odds[row] = log(law.first / (1 - law.first))
     design[len(laws) :, len(names) :] = _DOMAIN_PRIOR * np.eye(len(datasets))
-    found = np.linalg.lstsq(design, odds, rcond=None)[0][len(names) :]
-    return {dataset: round(float(value), 4) for dataset, value in zip(datasets, found, strict=True)}
+    steps = np.linalg.lstsq(design, odds, rcond=None)[0][len(names) :]
+    return {dataset: round(float(value), 4) for dataset, value in zip(datasets, steps, strict=True)}
 
 
 def law_of(catalog: AcceptanceCatalog, row: Observation) -> LawMatch:
