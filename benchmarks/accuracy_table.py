@@ -136,7 +136,7 @@ SETS = (
     ),
     MeasuredSet(
         "accepted lengths of drafts",
-        "measurements/acceptance/lengths.csv",
+        "measurements/acceptance",
         "perfmodel.evidence.kinds.acceptance:validate_acceptance",
         {"acceptance_length": "tokens a step"},
     ),

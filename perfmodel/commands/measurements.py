@@ -369,7 +369,7 @@ class ValidateRequest(req.FlagsRequest):
     leave_out: str | None = flag(
         "--leave-out",
         "Predict each row by a fit without its model, device, engine, format, cell (all four), architecture, shape or "
-        "version; with `acceptance`: length, longer-half, other-lengths, model or mode.",
+        "version; with `acceptance`: length, longer-half, other-lengths, model, mode or domain.",
         metavar="GROUP",
     )
     full: bool = flag("--full", "With `operators`: all rows, not a sample.", False)

@@ -264,7 +264,10 @@ LAYER_PROFILE = Origin("layer profile", "casys-kaist/LLMServingSim (MIT)")
 MEASURED_POWER = Origin("measured power", "ml-energy/leaderboard")
 SERVING_RUNS = Origin("serving runs", "inference-sim/sim-to-real-accuracy-validation")
 PUBLISHED_RESULTS = Origin("serving results", "MLCommons (Apache-2.0), ROCm/vllm (Apache-2.0), Intel and others")
-ACCEPTED_LENGTHS = Origin("accepted lengths", "SemiAnalysisAI/InferenceX, golden acceptance lengths (Apache-2.0)")
+ACCEPTED_LENGTHS = Origin(
+    "accepted lengths",
+    "SemiAnalysisAI/InferenceX, vLLM and speculators (Apache-2.0), AQ-MedAI (MIT) and Nebius (CC-BY-4.0)",
+)
 BATCHES = Origin("static batches", "argonne-lcf/LLM-Inference-Bench (BSD-3-Clause)")
 STEADY_STATES = Origin("steady states", "ai-dynamo/aiconfigurator, silicon samples (Apache-2.0)")
 

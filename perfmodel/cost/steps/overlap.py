@@ -6,17 +6,18 @@ In each of L layers with experts a half takes attention (a: all up to the dispat
     compute   a1   a2      e1      e2      a1'     a2' ...
     links          d1      d2      c1      c2      d1' ...
 
-    t = a1 + L (a2 | d1) + L (e1 | d2) + L (e2 | c1) + (L - 1) (a1 | c2) + c2,    (x | y) = max(y, x + f y)
+    t = a1 + L (a2 | d1) + L (e1 | d2) + L (e2 | c1) + (L - 1) (a1 | c2) + c2,    (x | y) = max(y, x / (1 - f))
 
-f is the share of the compute units that messages occupy: 20 for DeepEP's normal kernels, none for its low-latency ones.
-Layers without experts, and what else a step does, are added. Each half reads its own weights and launches its own
-kernels; logits are computed once. So t is at least the compute and at least the messages of both halves, and at most
-their sum.
+f is the share of the compute units that are messages': 20 for DeepEP's normal kernels, none for its low-latency ones.
+Engines keep their products off these for the whole step, whether a message is on its way or not. Layers without
+experts, and what else a step does, are added. Each half reads its own weights and launches its own kernels; logits are
+computed once. So t is at least the compute and at least the messages of both halves; with f = 0 at most their sum.
 
 Steps that only decode are split from `dbo_decode_token_threshold` tokens on each rank, others from
 `dbo_prefill_token_threshold`; a half has tokens up to the middle one, wherever a prompt is cut.
-Source: vLLM, vllm/v1/worker/ubatch_utils.py (thresholds, cut), ubatching.py and fused_moe/modular_kernel.py (turns),
-VLLM_DBO_COMM_SMS (20); DeepSeek-AI 2024 (DeepSeek-V3), section 3.4; DeepEP, README ("without occupying any SM")."""
+Source: vLLM, vllm/v1/worker/ubatch_utils.py (thresholds, cut, units: VLLM_DBO_COMM_SMS, 20), ubatching.py and
+fused_moe/modular_kernel.py (turns); SGLang, batch_overlap/operations_strategy.py (deep_gemm_num_sms); DeepSeek-AI 2024
+(DeepSeek-V3), section 3.4; DeepEP, README ("without occupying any SM")."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,14 +59,15 @@ class Half(NamedTuple):
 
 
 def overlapped(first: Half, second: Half, num_layers: int, share: float = 0.0) -> float:
-    """Time of the halves `first` and `second` over `num_layers` with experts. share: of the units, f"""
+    """Time of the halves `first` and `second` over `num_layers` with experts. share: of the units, f, below 1"""
 
     def together(compute: float, message: float) -> float:
-        return max(message, compute + share * message)
+        return max(message, compute / (1 - share))
 
     inside = together(second.attention, first.dispatch) + together(first.experts, second.dispatch)
     inside += together(second.experts, first.combine)
-    ends = first.attention + second.combine + (num_layers - 1) * together(first.attention, second.combine)
+    ends = together(first.attention, 0.0) + second.combine
+    ends += (num_layers - 1) * together(first.attention, second.combine)
     return first.outside + second.outside + inside + ends / num_layers
 
 

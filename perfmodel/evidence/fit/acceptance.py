@@ -3,10 +3,12 @@
 `acceptance_length` counts the model's own token: from 1 (no draft is right) to 1 + `num_speculative_tokens`. A drafter,
 mode and dataset has two parameters, by least squares of log L(n). Decays of drafters are alike, so each has a prior at
 the mean of all: one length alone has that decay. Held out, this errs less on longer drafts than one acceptance for all
-places, or a fall by a power of the place."""
+places, or a fall by a power of the place. Domains (datasets) differ alike for all drafters, too: the log odds of
+`first` are those of a drafter and of a domain, the latter with a prior at 0."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import log
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +24,8 @@ _COLUMNS = ("source_path", "model", "mode", "dataset", "measured_on", "num_specu
 _NOISE = 0.02  # of a measured log L(n) about the law: repeats and sampling
 _SPREAD = 0.05  # of log decay between drafters
 _DECAY = 0.95  # where no series has two lengths: the mean of EAGLE-3 and DSpark drafters
+_MAX_FIRST = 0.98  # so that there are odds to move
+_DOMAIN_PRIOR = 0.3  # of log odds: what is left of one entry over the spread of domains
 
 
 class DraftSetup(NamedTuple):
@@ -41,8 +45,13 @@ class DraftSetup(NamedTuple):
 
 
 def read_acceptance(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """Rows of a table, with `DraftSetup`s, and (row, reason) of unreadable ones. Raises SpecError for another file."""
-    return described(named(lenient_rows(path, _COLUMNS, "accepted lengths")), _row)
+    """Rows of a table, or of all tables in a folder, with `DraftSetup`s, and (row, reason) of unreadable ones. Raises
+    SpecError for another file."""
+    entries: list[tuple[str, Entry]] = []
+    for file in sorted(Path(path).glob("*.csv")) or [Path(path)]:
+        prefix = "" if file == Path(path) else f"{file.stem}, "
+        entries += ((prefix + name, row) for name, row in named(lenient_rows(file, _COLUMNS, "accepted lengths")))
+    return described(entries, _row)
 
 
 def _row(name: str, entry: Entry) -> Observation:
@@ -79,7 +88,25 @@ def fit_laws(rows: Sequence[Observation]) -> AcceptanceCatalog:
         first, own = (float(f"{value:.4g}") for value in _fit(members, decay, _SPREAD))
         keys = {key: getattr(members[0].setup, key) for key in KEYS}
         laws[name] = AcceptanceLaw(**keys, first=first, decay=own, longest=members[-1].setup.depth)
-    return AcceptanceCatalog(laws=laws)
+    return AcceptanceCatalog(laws=laws, domains=_domains(laws))
+
+
+def _domains(laws: Mapping[str, AcceptanceLaw]) -> dict[str, float]:
+    """Log odds of each dataset, beside those of each drafter in each mode; none where there is but one dataset."""
+    names, datasets = (
+        [*dict.fromkeys(values)] for values in zip(*((k.rpartition(" ")[::2]) for k in laws), strict=True)
+    )
+    if not datasets[1:]:
+        return {}
+    size = len(names) + len(datasets)
+    design, odds = np.zeros((len(laws) + len(datasets), size)), np.zeros(len(laws) + len(datasets))
+    for row, (key, law) in enumerate(laws.items()):
+        name, _, dataset = key.rpartition(" ")
+        design[row, [names.index(name), len(names) + datasets.index(dataset)]] = 1
+        odds[row] = log(law.first / (1 - law.first))
+    design[len(laws) :, len(names) :] = _DOMAIN_PRIOR * np.eye(len(datasets))
+    steps = np.linalg.lstsq(design, odds, rcond=None)[0][len(names) :]
+    return {dataset: round(float(value), 4) for dataset, value in zip(datasets, steps, strict=True)}
 
 
 def law_of(catalog: AcceptanceCatalog, row: Observation) -> LawMatch:
@@ -98,7 +125,7 @@ def _fit(members: Sequence[Observation], decay: float, spread: float) -> tuple[f
         lengths = 1.0 + np.cumsum(np.cumprod(values[0] * values[1] ** np.arange(depths.max())))
         return np.append((np.log(lengths[depths - 1]) - logs) / _NOISE, np.log(values[1] / decay) / spread)
 
-    first, own = least_squares(errors, (0.7, min(decay, 0.99)), bounds=((0.01, 0.3), (1.0, 1.0))).x
+    first, own = least_squares(errors, (0.7, min(decay, 0.99)), bounds=((0.01, 0.3), (_MAX_FIRST, 1.0))).x
     return float(first), float(own)
 
 
@@ -115,9 +142,18 @@ def _by(value_of: Callable[[DraftSetup], object]) -> _Folds:
     return folds
 
 
+def _lengths(rows: Sequence[Observation]) -> Iterator[Fold]:
+    """Each length, of the series that have others."""
+    for left_out, kept in _by(lambda setup: setup.depth)(rows):
+        series = {row.setup.series for row in kept}
+        yield [row for row in left_out if row.setup.series in series], kept
+
+
 def _longer(rows: Sequence[Observation]) -> Iterator[Fold]:
     half = max((row.setup.depth for row in rows), default=0) / 2
-    yield [row for row in rows if row.setup.depth > half], [row for row in rows if row.setup.depth <= half]
+    kept = [row for row in rows if row.setup.depth <= half]
+    series = {row.setup.series for row in kept}
+    yield [row for row in rows if row.setup.depth > half and row.setup.series in series], kept
 
 
 def _other_lengths(rows: Sequence[Observation]) -> Iterator[Fold]:
@@ -127,11 +163,12 @@ def _other_lengths(rows: Sequence[Observation]) -> Iterator[Fold]:
 
 
 # What `validate acceptance --leave-out` leaves out: each draft length; the longer half; of each series all lengths but
-# one, for every one; each model; each mode.
+# one, for every one; each model; each mode; each series, which is a domain of a drafter.
 FOLDS: Mapping[str, _Folds] = {
-    "length": _by(lambda setup: setup.depth),
+    "length": _lengths,
     "longer-half": _longer,
     "other-lengths": _other_lengths,
     "model": _by(lambda setup: setup.model),
     "mode": _by(lambda setup: setup.mode),
+    "domain": _by(lambda setup: setup.series),
 }

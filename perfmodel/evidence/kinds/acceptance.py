@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from math import exp
-from operator import attrgetter
 from pathlib import Path
 
 from perfmodel.evidence.fit.acceptance import FOLDS, LENGTH, fit_laws, law_of, read_acceptance
@@ -15,7 +14,8 @@ _ABOUT = (
     "Mean tokens of a step with drafts, the model's own token included. The law has two numbers per drafter, mode and "
     "dataset: the acceptance of the first drafted token, and the factor by which it falls with each further one. Rows "
     "marked fitted are training data of the committed catalog; further length: of its series, but longer; not in the "
-    "catalog: predicted by the mean of the nearest entries (of its model, else its method, else its dataset and mode). "
+    "catalog: predicted by the mean of the nearest drafters (of its model, else its method, else its mode), moved to "
+    "its dataset by the factor that all drafters share. "
     "The simplest predictor has the first token's acceptance at all places."
 )
 
@@ -34,7 +34,7 @@ def validate_acceptance(path: str | Path, progress: Progress | None = None, grou
     dimensions = {name: (lambda pair, name=name: pair.row.labels[name]) for name in _DIMENSIONS}
     comparison = comparison_of(LENGTH, "tokens", pairs, dimensions)
     nearest = {pair.row.setup.series: pair.details["nearest"] for pair in pairs if pair.details["nearest"]}
-    notes = [f"{series}: predicted by the mean of {'; '.join(names)}." for series, names in nearest.items()]
+    notes = [f"{series}: predicted by the mean of {names}." for series, names in nearest.items()]
     return report_of("acceptance", pairs, unread, [comparison], _ABOUT, 5, lambda *_: {}, notes)
 
 
@@ -44,10 +44,9 @@ def _predicted(row: Observation, catalog: AcceptanceCatalog, status: str = "") -
         status = "fitted" if depth <= match.law.longest else "further length"
     error = catalog.length_error if is_known else max(catalog.length_error, catalog.model_error)
     constant = match.law.model_copy(update={"decay": 1.0}).length(depth)
-    names = [" ".join(attrgetter("model", "method", "mode", "dataset")(law)) for law in match.entries]
     return Prediction(
         replace(row, labels={**row.labels, "row": status or "not in the catalog"}, trivial={LENGTH: constant}),
         {LENGTH: match.law.length(depth)},
         intervals={LENGTH: (exp(-error), exp(error))} if error else {},
-        details={"nearest": () if is_known else names},
+        details={"nearest": () if is_known else match.names},
     )

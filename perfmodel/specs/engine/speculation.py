@@ -9,12 +9,15 @@ With n drafted tokens a step gives, the model's own token included,
     L(n) = 1 + sum over k <= n of a_1 a_2 ... a_k,     a_k = first * decay^(k - 1)
 
 a_k is the probability that drafted token k is right, given that all before it were: a token further ahead is harder to
-draft. `hardware_specs/calibrations/acceptance.yaml` has the laws, written by `perfmodel calibrate --acceptance`."""
+draft. A domain (`dataset`) multiplies the odds of `first` by a factor that all drafters share: so domains are known in
+which nobody measured a drafter. `hardware_specs/calibrations/acceptance.yaml` has the laws and the factors' logarithms,
+written by `perfmodel calibrate --acceptance`."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from math import prod
+from math import exp, prod
 from operator import mul
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -29,8 +32,9 @@ from perfmodel.files.sandbox import LARGEST_JSON_BYTES, read_limited
 from perfmodel.files.units import NonNegativeInt, PositiveInt
 from perfmodel.models.spec import ModelSpec
 
-KEYS = ("model", "method", "dataset", "mode")  # by which entries are looked up: what counts most comes first
+KEYS = ("model", "method", "mode", "dataset")  # by which entries are looked up: what counts most comes first
 ANY = "any"
+UNSTATED = "unstated"  # of rows whose source does not say: shared by no other
 
 
 class AcceptanceLaw(Spec):
@@ -44,9 +48,13 @@ class AcceptanceLaw(Spec):
     method: str
     dataset: str
     mode: str
-    first: Annotated[float, Field(gt=0, le=1)]
+    first: Annotated[float, Field(gt=0, lt=1)]
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     longest: PositiveInt
+
+    def at_odds(self, log_odds: float) -> float:
+        """`first` with its odds multiplied by exp(log_odds)."""
+        return 1 / (1 + (1 / self.first - 1) * exp(-log_odds))
 
     def rates(self, depth: int) -> tuple[float, ...]:
         """Conditional acceptance of the first `depth` drafted tokens."""
@@ -64,32 +72,50 @@ class LawMatch(NamedTuple):
     entries: tuple[AcceptanceLaw, ...]
     is_exact: bool
 
+    @property
+    def names(self) -> str:
+        """What the entries are of, by `KEYS`; many values of one key are counted."""
+        values = {key: [*dict.fromkeys(getattr(law, key) for law in self.entries)] for key in KEYS}
+        return ", ".join("/".join(some) if len(some) < 4 else f"{len(some)} {key}s" for key, some in values.items())
+
 
 class AcceptanceCatalog(CommittedFits):
     """laws: drafter, mode and dataset -> law
+    domains: dataset -> logarithm of the factor on the odds of `first`
 
     length_error, model_error: 80th percentile of |log(measured / predicted)| of draft lengths, and of models, that were
                                left out of the fit"""
 
     laws: dict[str, AcceptanceLaw] = Field(min_length=1)
+    domains: dict[str, float] = Field(default_factory=dict)
     length_error: float = Field(default=0.0, ge=0)
     model_error: float = Field(default=0.0, ge=0)
 
     def known(self, key: str) -> list[str]:
         """All values of one of `KEYS`, sorted."""
-        return sorted({getattr(law, key) for law in self.laws.values()})
+        return sorted({getattr(law, key) for law in self.laws.values()} - {UNSTATED})
 
     def nearest(self, wanted: Mapping[str, str]) -> LawMatch:
-        """The mean of the entries that share most with `wanted` (by `KEYS`; `any` is shared by none)."""
+        """The mean of the drafters that share most with `wanted` (`any` is shared by none): by model, method and mode.
+        Their other domains are moved to the one wanted, unless the model has entries of that itself."""
 
         def shared(law: AcceptanceLaw) -> tuple[bool, ...]:
-            return tuple(getattr(law, key) == wanted.get(key) for key in KEYS)
+            return tuple(getattr(law, key) == wanted.get(key) != UNSTATED for key in KEYS)
 
-        most = max(map(shared, self.laws.values()))
-        laws = tuple(law for law in self.laws.values() if shared(law) == most)
-        first, decay = (prod(getattr(law, name) for law in laws) ** (1 / len(laws)) for name in ("first", "decay"))
+        marks = {name: shared(law) for name, law in self.laws.items()}
+        most = max(marks.values())
+        if not most[0]:
+            most = most[:-1]
+        names = [name for name, mark in marks.items() if mark[: len(most)] == most]
+        laws = tuple(self.laws[name] for name in names)
+        domain = self.domains.get(wanted.get("dataset", ANY))
+        moves = [0.0 if domain is None else domain - self.domains.get(law.dataset, domain) for law in laws]
+        counts = Counter(name.split()[0] for name in names)  # entries of each drafter: each drafter weighs the same
+        weights = [1 / (len(counts) * counts[name.split()[0]]) for name in names]
+        first = prod(law.at_odds(move) ** weight for law, move, weight in zip(laws, moves, weights, strict=True))
+        decay = prod(law.decay**weight for law, weight in zip(laws, weights, strict=True))
         update = {"first": first, "decay": decay, "longest": max(law.longest for law in laws)}
-        return LawMatch(laws[0].model_copy(update=update), laws, all(most))
+        return LawMatch(laws[0].model_copy(update=update), laws, len(most) == len(KEYS) and all(most))
 
 
 def load_catalog() -> AcceptanceCatalog:
@@ -101,7 +127,7 @@ class CatalogQuery(CheckedSpec):
     """The entries of the acceptance catalog to use; `any`: the mean of all.
 
     model, method: unless given, the scenario's where the catalog has them, else any
-    dataset, mode: unless given, any; as in dataset: coding, mode: thinking_off"""
+    dataset, mode: unless given, any; as in dataset: coding (the domain), mode: thinking_off"""
 
     model: str | None = None
     method: str | None = None
@@ -128,13 +154,12 @@ class CatalogQuery(CheckedSpec):
         """A sentence on where the acceptance of drafts for `model` comes from, and how far it may be off."""
         match, catalog = self.match, load_catalog()
         is_own = match.is_exact and match.law.model == model
-        named = ", ".join("/".join(dict.fromkeys(getattr(law, key) for law in match.entries)) for key in KEYS)
         error = catalog.length_error if is_own else max(catalog.model_error, catalog.length_error)
         nearest = f"mean of its {len(match.entries)} nearest entries" if len(match.entries) > 1 else "its nearest entry"
         lacks = "" if model == match.law.model else f"the catalog has no {model}; "
         return (
-            f"Acceptance of drafts: {lacks}{'entry of the catalog' if match.is_exact else nearest} ({named}); 80 % of "
-            f"lengths left out of such fits are within {error:.0%}."
+            f"Acceptance of drafts: {lacks}{'entry of the catalog' if match.is_exact else nearest} ({match.names}); 80"
+            f" % of lengths left out of such fits are within {error:.0%}."
         )
 
 
