@@ -104,7 +104,7 @@ def test_the_shadow_notes_predictions_and_returns_the_real_outcome():
     pairs = []
     shadowed = ShadowedBackend(Fixed(2 * 10**12), Fixed(10**12), pairs)
     assert shadowed.execute(plan) == Outcome(2 * 10**12, [7])
-    assert pairs == [StepPair(4, 1, 1, 6, 0, 1.0, 2.0, BatchShape(1, 1, (), 1, 6, num_adapters=0))]
+    assert pairs == [StepPair(4, 1, 1, 6, 0, 1.0, 2.0, BatchShape(1, 1, (), 1, 6, num_adapters=0, num_masks=0))]
 
 
 @pytest.mark.parametrize("missing", ["torch", "perfmodel_executors"])

@@ -63,7 +63,7 @@ def _read(data: Mapping[str, Any]) -> Scaler:
     return Scaler(name, fields, tuple(notes))
 
 
-class Load(NamedTuple):
+class ScalerLoad(NamedTuple):
     """What a scaler looks at: in words, the metric and its target, None where they are not read."""
 
     what: str
@@ -72,21 +72,21 @@ class Load(NamedTuple):
     activation: float | None = None
 
 
-def _metrics(spec: Any) -> Iterator[Load]:
+def _metrics(spec: Any) -> Iterator[ScalerLoad]:
     for item in _at(spec, "metrics") or ():
         kind = str(_at(item, "type"))
         block = _at(item, kind[:1].lower() + kind[1:])
         name = str(_at(block, "metric", "name") or _at(block, "name"))
         metric = _metric(name) if kind in ("Pods", "External") else None
-        yield Load(f"{kind} {name}", metric, _quantity(_at(block, "target", "averageValue")))
+        yield ScalerLoad(f"{kind} {name}", metric, _quantity(_at(block, "target", "averageValue")))
 
 
-def _triggers(spec: Any) -> Iterator[Load]:
+def _triggers(spec: Any) -> Iterator[ScalerLoad]:
     for item in _at(spec, "triggers") or ():
         kind, query = _at(item, "type"), str(_at(item, "metadata", "query"))
         is_read = kind == "prometheus" and _at(item, "metricType") in (None, "AverageValue") and "avg" not in query
         target, activation = (_quantity(_at(item, "metadata", key)) for key in ("threshold", "activationThreshold"))
-        yield Load(f"trigger {kind} {query[:60]}", _metric(query) if is_read else None, target, activation)
+        yield ScalerLoad(f"trigger {kind} {query[:60]}", _metric(query) if is_read else None, target, activation)
 
 
 def _metric(text: str) -> str | None:

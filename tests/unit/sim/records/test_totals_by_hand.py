@@ -71,6 +71,7 @@ def totals(price: float | None = None, dynamic: SimpleNamespace | None = None, r
         engines=engines,
         dynamic=dynamic,
         transfers=transfers,
+        encoding=None,
         tiers=None,
         scenario=SimpleNamespace(price=override),
     )
