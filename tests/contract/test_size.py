@@ -9,8 +9,8 @@ ROOT = Path(__file__).parents[2]
 # allow, text, ranks that die and engines' plug-ins went beyond the second, and deployment files of three engines,
 # owning and carbon, shared links and measured points, and what to measure next 1,460 lines beyond where the first was.
 # LoRA, images, tiers of KV, agents and rollouts, autoscalers' own rules, pooling, wide expert parallelism, and prompts
-# that ranks share out, with this year's models, took 4,800 more; answers of a required shape, suffix decoding, beams, cores of the host, pools of encoders and
-# acceptance by domain 1,100.
+# that ranks share out, with this year's models, took 4,800 more; answers of a required shape, suffix decoding, beams,
+# cores of the host, pools of encoders and acceptance by domain 1,100.
 BUDGET = {"perfmodel": (80_200, 375), "executors/perfmodel_executors": (20_920, 141)}
 
 
