@@ -21,7 +21,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -81,10 +81,10 @@ class Trial:
     test: str = ""  # the test that noticed
 
 
-def read_faults(path: Path) -> list[Fault]:
-    """The faults of a list; SystemExit names the entries that no longer match the tree."""
+def read_faults(paths: Iterable[Path]) -> list[Fault]:
+    """The faults of lists; SystemExit names all entries that no longer match the tree."""
     faults, stale = [], []
-    for row in yaml.safe_load(path.read_text("utf-8")):
+    for path, row in [(file, row) for file in paths for row in yaml.safe_load(file.read_text("utf-8"))]:
         tests = [row["test"]] if isinstance(row["test"], str) else row["test"]
         first = row.get("first") == "lived"
         text = (row["module"], row["law"], str(row["before"]), str(row["after"]))
@@ -256,7 +256,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="write the tables as Markdown")
     given = parser.parse_args()
     lists = [given.list] if given.list else sorted(LISTS.glob("*.yaml"))
-    faults = [fault for path in lists for fault in read_faults(path)]
+    faults = read_faults(lists)
     if given.only:
         faults = [fault for fault in faults if given.only in f"{fault.module} {fault.law} {fault.change}"]
     equivalent = [fault for fault in faults if fault.equivalent]
