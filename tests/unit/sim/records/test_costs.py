@@ -46,6 +46,13 @@ def test_every_way_to_name_the_bill_is_the_same_bill(result):
     assert found["gpu_hours"] * price == pytest.approx(found["usd_total"], rel=1e-9)
 
 
+def test_data_parallel_ranks_are_billed_for_their_own_devices():
+    """Two ranks, each over two tensor-parallel devices, are four devices."""
+    overrides = ["engine.data_parallel_size=2", "engine.tensor_parallel_size=2"]
+    summary = simulate(load_scenario("llama-3.1-8b-a100", [*FEW, *overrides])).summary
+    assert summary["gpu_hours"] * 3600 == pytest.approx(4 * summary["duration"])
+
+
 def test_energy_is_power_times_time_over_all_pools(result):
     found, declared = result.summary, result.scenario.hardware.declared
     assert sum(found["energy_split_j"].values()) == pytest.approx(found["energy_j"])
