@@ -29,7 +29,7 @@ def test_the_entries_of_all_lists_that_do_not_match_are_named_at_once(lists, tmp
         "gone": (module, "maximum", "minimum", tests),
         "twice": (module, "first", "last", tests),
         "moved": (tmp_path / "gone.py", "total /", "total *", tests),
-        "untested": (module, "total /", "total *", "tests/no_such_test.py"),
+        "untested": (module, "total /", "total *", str(tmp_path / "test_gone.py")),
         "broken": (module, "total /", "total / /", tests),
     }
     for name, (path, *entry) in entries.items():
