@@ -110,7 +110,7 @@ class Pool:
 
 
 class FleetRouter:
-    """Router `name` over replicas that come and go.
+    """Router `name` over replicas that come and go; seed: of what it draws.
 
     Within a replica the rank with fewest requests is chosen: vLLM's data-parallel load balancer and TensorRT-LLM's
     attention-DP balance do so. samples: answers of a prompt, which are one request at a router and so on one replica"""
