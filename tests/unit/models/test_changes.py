@@ -10,7 +10,7 @@ from perfmodel.cost.memory.footprint import kv_bytes_per_token, state_bytes_per_
 from perfmodel.errors import SpecError
 from perfmodel.models import count_parameters, weight_bytes
 from perfmodel.models.architecture import Attention
-from perfmodel.models.changes import CHANGES
+from perfmodel.models.changes import CHANGES, kept_layers
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel.ops.sharding import Sharding
@@ -120,8 +120,10 @@ def test_structured_pruning_leaves_whole_tiles_and_whole_groups() -> None:
     attention = D * HEAD * (24 + 2 * 6) + 24 * HEAD * D
     assert count_parameters(model).stored["attention"] == LAYERS * attention
     assert count_parameters(model).stored["dense_ffn"] == LAYERS * 3 * D * 10752
-    odd = changed(prune={"kind": "structured", "fraction": 0.3}).layers[0][0].ffn
-    assert odd.intermediate_size == 79 * 128  # type: ignore[union-attr]  # 10035.2 rounded up
+    odd = changed(prune={"kind": "structured", "fraction": 0.3}).layers[0][0]
+    assert odd.ffn.intermediate_size == 79 * 128  # type: ignore[union-attr]  # 10035.2 rounded up
+    assert isinstance(odd.mixer, Attention)
+    assert (odd.mixer.num_kv_heads, odd.mixer.num_heads) == (6, 24)  # 5.6 rounded up, 4 query heads for each
 
 
 def test_dropped_layers_are_gone_with_their_cache() -> None:
@@ -130,6 +132,7 @@ def test_dropped_layers_are_gone_with_their_cache() -> None:
     assert kv_bytes(model) == kv_bytes(load_model(LLAMA)) * 0.75
     windowed = changed(window=64, window_every=2, prune={"kind": "layers", "fraction": 0.5})
     assert [count for _, count in windowed.layers] == [1] * 16  # of both kinds as many
+    assert kept_layers(list(load_model(LLAMA).iter_layers()), 0.5) == list(range(0, LAYERS, 2))  # evenly spaced
 
 
 def test_two_of_four_weights_are_nine_sixteenths_of_the_bytes() -> None:
