@@ -76,6 +76,7 @@ def test_a_nested_text_part_is_the_model() -> None:
     model = model_from_config(nested, "x")
     assert model.other_inputs == ("images",)
     assert replace(model, other_inputs=()) == model_from_config(LLAMA | {"tie_word_embeddings": True}, "x")
+    assert model_from_config(nested | {"vocab_size": 7}, "x") == model  # the text part's own goes before
 
 
 def test_unknown_model_types_and_fields_load() -> None:
