@@ -1,0 +1,68 @@
+"""Attention and feed-forward layers on different devices (AFD): the step graphs of both kinds.
+
+With n tokens of a micro-batch on each of A attention ranks, all A n of them pass S servers of T devices. In each layer
+
+    attention_to_ffn   a rank sends its tokens to every server; a device receives a T-th of all of them
+    ffn_all_gather     within a server, so that each of its devices has all tokens
+    experts, ...       whole on a device under expert parallelism, or cut by columns over all S T devices
+    ffn_reduce_scatter within a server
+    ffn_to_attention   the way back; a rank adds up what the S servers send
+
+Norms, router, attention, embedding and head are on the attention ranks. Tokens go in the format that experts multiply,
+and come back in the model's. Source: StepMesh, Introduction.md (stepfun-ai/StepMesh): broadcast to all servers, bytes,
+all-gather; Step-3 (arXiv 2507.19427)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from perfmodel.ops.collectives import all_gather, reduce_scatter, send_recv
+from perfmodel.ops.messages import RankGroup
+from perfmodel.ops.node import LayerContext, OperatorNode, on_tokens
+from perfmodel.specs.engine.spec import AfdConfig, EngineSpec
+
+if TYPE_CHECKING:
+    from perfmodel.ops.graphs.step import StepGraph
+
+FFN_COMPONENTS = ("dense_ffn", "experts", "shared_experts")  # whose weights feed-forward devices hold
+_TO_FFN, _TO_ATTENTION = "attention_to_ffn", "ffn_to_attention"
+_FFN = ("experts", "gate_up_proj", "gate_proj", "up_proj", "up_rank_proj", "activation", "down_proj", "down_proj_rank")
+_EXCHANGES = ("moe_", "mlp_all_reduce", "mixer_all_reduce", "embedding_all_reduce")
+
+
+def engine_of_ffn(engine: EngineSpec, config: AfdConfig) -> EngineSpec:
+    """The engine as its feed-forward devices see it: one group that has all tokens and shares out the weights."""
+    sizes = {"data_parallel_size": 1, "tensor_parallel_size": config.num_ffn_devices}
+    return engine.model_copy(update={"afd_config": None, **sizes})
+
+
+def apart(whole: "StepGraph", of_ffn: "StepGraph", context: LayerContext, config: AfdConfig) -> "StepGraph":
+    """`whole` without its feed-forward blocks, and with the graph of these, which `of_ffn` has among others."""
+    attention = [node for node in whole.nodes if not _is_ffn(node) and not node.name.startswith(_EXCHANGES)]
+    blocks = [node for node in of_ffn.nodes if _is_ffn(node)]
+    before, after = _message_nodes(context, config, whole.num_ffn_layers)
+    ffn = replace(of_ffn, nodes=(*before, *blocks, *after))
+    return replace(whole, nodes=tuple(attention), ffn=ffn, num_micro_batches=config.num_afd_stages)
+
+
+def _is_ffn(node: OperatorNode) -> bool:
+    name = node.name.partition("@")[0]
+    return name in _FFN or name.startswith(("shared_", "latent_"))
+
+
+def _message_nodes(context: LayerContext, config: AfdConfig, num_layers: int) -> Sequence[list[OperatorNode]]:
+    """Messages of all layers before and after their feed-forward blocks, by the tokens of all ranks."""
+    devices, ranks = config.ffn_tensor_parallel_size, context.shard.dp
+    sent, returned = (context.hidden * size for size in (context.format("experts").input_bytes, context.element_bytes))
+    busiest = max(config.num_ffn_servers / ranks, 1 / devices)  # of all tokens, what one end sends or receives
+    # Peers of two kinds: as far apart as there are devices of the more frequent one.
+    pair = RankGroup("pipeline", max(ranks, config.num_ffn_devices), 2)
+    before = [
+        on_tokens(_TO_FFN, lambda n: replace(send_recv(n * sent * busiest, pair), name=_TO_FFN)),
+        on_tokens("ffn_all_gather", lambda n: all_gather(n * sent, devices, "ffn_all_gather")),
+    ]
+    after = [
+        on_tokens("ffn_reduce_scatter", lambda n: reduce_scatter(n * returned, devices, "ffn_reduce_scatter")),
+        on_tokens(_TO_ATTENTION, lambda n: replace(send_recv(n * returned * busiest, pair), name=_TO_ATTENTION)),
+    ]
+    return [[replace(node, count=num_layers) for node in nodes] for nodes in (before, after)]
