@@ -156,13 +156,12 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec | N
     if not fits:
         raise DoesNotFitError(_does_not_fit(plan, model, hardware, engine))
     if engine.afd_config is not None:
-        needed = sum(ffn_device_weights(model, hardware, engine).values())
-        needed += _RESERVE_BYTES + load_overheads().communicator_bytes
+        needed, count = plan.reserve_bytes, engine.afd_config.num_ffn_devices
+        needed += sum(ffn_device_weights(model, hardware, engine).values())
         if needed > plan.usable_bytes:
             raise DoesNotFitError(
                 f"{hardware.name} has {plan.usable_bytes / 1e9:.1f} GB for the engine; a feed-forward device needs "
-                f"{needed / 1e9:.1f} GB at {engine.afd_config.num_ffn_devices} of them. Raise "
-                f"engine.afd_config.num_ffn_servers."
+                f"{needed / 1e9:.1f} GB at {count} of them. Raise engine.afd_config.num_ffn_servers."
             )
     return plan
 

@@ -1,19 +1,15 @@
 """Steps whose attention and feed-forward layers are on different devices (AFD): M micro-batches go to and fro.
 
-In each of L layers a micro-batch takes attention (a), the way to the feed-forward devices (x), their all-gather (g),
-work (f) and reduce-scatter (r), and the way back (y). Others use the attention devices, each way, the links within a
-server, and its units meanwhile. With s = a + x + g + f + r + y and the busiest b = max(a, x, g + r, f, y), equal
-micro-batches take
+A micro-batch takes in each of L layers attention (a), the way to the feed-forward devices (x), their all-gather (g),
+work (f) and reduce-scatter (r), and the way back (y); the resource of each, but one for g and r, others use meanwhile.
+With s = a + x + g + f + r + y and the busiest b = max(a, x, g + r, f, y), equal micro-batches take
 
     t = (L - 1) max( s, M b ) + s + (M - 1) b
 
-For g + r = 0, or g = 0, it is exact for a line of machines that M equal jobs pass L times: a path through it that
-returns c times takes (c + 1) s + (L M - 1 - c M) b, longest for c = 0 or L - 1. Links that are taken twice a layer may
-be waited for a little longer. Enough micro-batches (M b >= s) hide all but the busiest. Embedding, head and sampling of
-the whole step come on top. Unlike layers are timed at their mean.
-Source: Zhu et al. 2025 (MegaScale-Infer, arXiv 2504.02263), whose ping-pong pipeline has the case M b >= s; StepMesh,
-Introduction.md (stepfun-ai/StepMesh): both ways and FFN within the other micro-batches' attention, all-gather beside
-the work of the micro-batch before."""
+exact for a line of machines that M equal jobs pass L times (g or r none): a path through it that returns c times takes
+(c + 1) s + (L M - 1 - c M) b, longest for c = 0 or L - 1. Embedding, head and sampling of the whole step come on top;
+unlike layers are timed at their mean. Source: Zhu et al. 2025 (MegaScale-Infer, arXiv 2504.02263), the case M b >= s;
+StepMesh, Introduction.md (stepfun-ai/StepMesh)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -46,9 +42,8 @@ class Phases(NamedTuple):
 
 def round_trips(phases: Phases, num_layers: int, num_batches: int) -> float:
     """Time in which `num_batches` equal micro-batches pass all phases of a layer `num_layers` times."""
-    lone = sum(phases)
-    within_server = phases.gather + phases.scatter
-    busiest = max(phases.attention, phases.to_ffn, within_server, phases.ffn, phases.to_attention)
+    lone, within_server = sum(phases), phases.gather + phases.scatter
+    busiest = max(within_server, *phases)
     return (num_layers - 1) * max(lone, num_batches * busiest) + lone + (num_batches - 1) * busiest
 
 
@@ -86,22 +81,16 @@ class FfnDevicesCostModel:
         shapes = (shape, batch, *[everyone] * 5)
         parts = [explain(part, timer, one) for part, one in zip(self._parts, shapes, strict=True)]
         runs = [share * (count if place else 1) for place, share in enumerate(self._shares)]
-        rows = [
-            replace(row, count=row.count * (times or count))
-            for part, times in zip(parts, runs, strict=True)
-            for row in part.rows
-        ]
-        phases = [part.device_s for part in parts]
+        pairs, phases = list(zip(parts, runs, strict=True)), [part.device_s for part in parts]
+        rows = [replace(row, count=row.count * (times or count)) for part, times in pairs for row in part.rows]
         device = phases[0] + self._passed([[phase] * count for phase in phases[1:]])
         serial, hidden = (ticks / PS_PER_S for ticks in self._host.ticks(shape))
         duration = serial + max(hidden, device)
-        busy = sum(times * phase for times, phase in zip(runs, phases, strict=True))  # messages: none
+        idle = 1.0 - sum(times * part.device_s for part, times in pairs) / duration
         whole = summed(rows, duration, (serial, hidden), timer)
-        return replace(
-            whole,
-            bound_share=bound_share(rows, whole.device_s, whole.device_s),
-            pipeline=PipelineEstimate(count, (phases[1], phases[4]), sum(phases), 1.0 - busy / duration),
-        )
+        pipeline = PipelineEstimate(count, (phases[1], phases[4]), sum(phases[1:]), idle)
+        share = bound_share(rows, whole.device_s, whole.device_s)
+        return replace(whole, bound_share=share, pipeline=pipeline)
 
     def usage(self) -> Usage:
         """Totals over all steps so far, for the mean device of both kinds."""
@@ -117,17 +106,15 @@ class FfnDevicesCostModel:
     def _micro_batches(self, shape: BatchShape) -> tuple[int, BatchShape, BatchShape]:
         """How many there are, one of a rank, and one of all ranks."""
         if shape.prefills or shape.images:
-            raise UnsupportedError(
+            sentence = (
                 "got a step with prompts under engine.afd_config, which is modelled for steps that only decode; give "
-                "it to a decode pool whose KV cache preempts nothing, or explain a --batch",
-                "prompts on separate attention and feed-forward devices",
-                "engine.afd_config",
+                "it to a decode pool whose KV cache preempts nothing, or explain a --batch"
             )
+            raise UnsupportedError(sentence, "prompts under afd_config", "engine.afd_config")
         count = max(1, min(self._tables.graph.num_micro_batches, shape.num_decodes))
         tokens = ceil(shape.num_tokens / count)
-        windowed = tuple([ceil(context / count) for context in shape.decode_windowed])
-        context = ceil(shape.decode_context / count)
-        batch = BatchShape(tokens, tokens, (), ceil(shape.num_decodes / count), context, windowed)
+        context, *windowed = (ceil(item / count) for item in (shape.decode_context, *shape.decode_windowed))
+        batch = BatchShape(tokens, tokens, (), ceil(shape.num_decodes / count), context, tuple(windowed))
         everyone = ceil(shape.group_tokens / count) or self._ranks * tokens
         return count, batch, BatchShape(everyone, 0)
 

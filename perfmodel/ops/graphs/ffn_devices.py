@@ -8,9 +8,8 @@ With n tokens of a micro-batch on each of A attention ranks, all A n of them pas
     ffn_reduce_scatter within a server
     ffn_to_attention   the way back; a rank adds up what the S servers send
 
-Norms, router, attention, embedding and head are on the attention ranks. Tokens go in the format that experts multiply,
-and come back in the model's. Source: StepMesh, Introduction.md (stepfun-ai/StepMesh): broadcast to all servers, bytes,
-all-gather; Step-3 (arXiv 2507.19427)."""
+All else is on the attention ranks. Tokens go in the format that experts multiply, and come back in the model's.
+Source: StepMesh, Introduction.md (stepfun-ai/StepMesh); Step-3 (arXiv 2507.19427)."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -147,9 +147,9 @@ def test_a_decode_pool_pays_for_the_devices_of_both_kinds():
 
 def test_steps_with_prompts_are_refused():
     costs = step_costs(scenario())
-    with pytest.raises(UnsupportedError, match="a step with prompts under engine.afd_config"):
+    with pytest.raises(UnsupportedError, match=r"a step with prompts under engine\.afd_config"):
         costs.estimate(BatchShape(100, 1, ((100, 0),)))
-    with pytest.raises(UnsupportedError, match="a step with prompts under engine.afd_config"):
+    with pytest.raises(UnsupportedError, match=r"a step with prompts under engine\.afd_config"):
         sim.simulate(scenario("traffic.num_requests=2"))
 
 
