@@ -13,16 +13,13 @@ Source: StepMesh, Introduction.md (stepfun-ai/StepMesh); Step-3 (arXiv 2507.1942
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from perfmodel.ops.collectives import all_gather, reduce_scatter, send_recv
 from perfmodel.ops.messages import RankGroup
 from perfmodel.ops.node import LayerContext, OperatorNode, on_tokens
 from perfmodel.specs.engine.spec import AfdConfig, EngineSpec
 
-if TYPE_CHECKING:
-    from perfmodel.ops.graphs.step import StepGraph
-
+Nodes = tuple[OperatorNode, ...]
 FFN_COMPONENTS = ("dense_ffn", "experts", "shared_experts")  # whose weights feed-forward devices hold
 _TO_FFN, _TO_ATTENTION = "attention_to_ffn", "ffn_to_attention"
 _FFN = ("experts", "gate_up_proj", "gate_proj", "up_proj", "up_rank_proj", "activation", "down_proj", "down_proj_rank")
@@ -35,13 +32,13 @@ def engine_of_ffn(engine: EngineSpec, config: AfdConfig) -> EngineSpec:
     return engine.model_copy(update={"afd_config": None, **sizes})
 
 
-def apart(whole: "StepGraph", of_ffn: "StepGraph", context: LayerContext, config: AfdConfig) -> "StepGraph":
-    """`whole` without its feed-forward blocks, and with the graph of these, which `of_ffn` has among others."""
-    attention = [node for node in whole.nodes if not _is_ffn(node) and not node.name.startswith(_EXCHANGES)]
-    blocks = [node for node in of_ffn.nodes if _is_ffn(node)]
-    before, after = _message_nodes(context, config, whole.num_ffn_layers)
-    ffn = replace(of_ffn, nodes=(*before, *blocks, *after))
-    return replace(whole, nodes=tuple(attention), ffn=ffn, num_micro_batches=config.num_afd_stages)
+def apart(nodes: Nodes, of_ffn: Nodes, messages: Sequence[Nodes]) -> tuple[Nodes, Nodes]:
+    """The nodes of attention ranks, which are among `nodes`, and of feed-forward devices, among `of_ffn`.
+
+    messages: before and after the latter"""
+    before, after = messages
+    own = [node for node in nodes if not _is_ffn(node) and not node.name.startswith(_EXCHANGES)]
+    return tuple(own), (*before, *(node for node in of_ffn if _is_ffn(node)), *after)
 
 
 def _is_ffn(node: OperatorNode) -> bool:
@@ -49,8 +46,8 @@ def _is_ffn(node: OperatorNode) -> bool:
     return name in _FFN or name.startswith(("shared_", "latent_"))
 
 
-def _message_nodes(context: LayerContext, config: AfdConfig, num_layers: int) -> Sequence[list[OperatorNode]]:
-    """Messages of all layers before and after their feed-forward blocks, by the tokens of all ranks."""
+def message_nodes(context: LayerContext, config: AfdConfig, num_layers: int) -> list[Nodes]:
+    """Messages of `num_layers` layers before and after their feed-forward blocks, by the tokens of all ranks."""
     devices, ranks = config.ffn_tensor_parallel_size, context.shard.dp
     sent, returned = (context.hidden * size for size in (context.format("experts").input_bytes, context.element_bytes))
     busiest = max(config.num_ffn_servers / ranks, 1 / devices)  # of all tokens, what one end sends or receives
@@ -64,4 +61,4 @@ def _message_nodes(context: LayerContext, config: AfdConfig, num_layers: int) ->
         on_tokens("ffn_reduce_scatter", lambda n: reduce_scatter(n * returned, devices, "ffn_reduce_scatter")),
         on_tokens(_TO_ATTENTION, lambda n: replace(send_recv(n * returned * busiest, pair), name=_TO_ATTENTION)),
     ]
-    return [[replace(node, count=num_layers) for node in nodes] for nodes in (before, after)]
+    return [tuple(replace(node, count=num_layers) for node in nodes) for nodes in (before, after)]

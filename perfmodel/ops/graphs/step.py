@@ -21,7 +21,7 @@ from perfmodel.ops.adapters import adapter_mix
 from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.encoder import encoder_nodes
-from perfmodel.ops.graphs.ffn_devices import apart, engine_of_ffn
+from perfmodel.ops.graphs.ffn_devices import apart, engine_of_ffn, message_nodes
 from perfmodel.ops.graphs.layers import embedding_nodes, head_nodes, layer_nodes, on_host, passing_on_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
@@ -180,7 +180,10 @@ def build_graph(
             return one
         others = engine_of_ffn(engine, engine.afd_config)
         ffn = build_graph(given, others, sampling=sampling, routing=routing, hardware=hardware)
-        return apart(one, ffn, context, engine.afd_config)
+        messages = message_nodes(context, engine.afd_config, one.num_ffn_layers)
+        own, remote = apart(one.nodes, ffn.nodes, messages)
+        num_batches = engine.afd_config.num_afd_stages
+        return replace(one, nodes=own, ffn=replace(ffn, nodes=remote), num_micro_batches=num_batches)
     whole = graph(GraphPart(range(model.num_layers), num_hops=num_stages - 1))
     return replace(whole, stages=_stage_graphs(model, num_stages, graph))
 
