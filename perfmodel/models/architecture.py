@@ -125,6 +125,7 @@ class Attention:
     sparsity: BlockSparsity | None = None
     qkv_rank: int | None = None  # of the projections, where they are products of two thin matrices
     out_rank: int | None = None
+    q_rank: int | None = None  # of the queries' projection alone, with a norm between its halves (Step3's MFA)
     evicts_to: int | None = None  # tokens that eviction by score leaves of a sequence
     num_recent_tokens: int = 0  # of those, the newest, which stay whatever their scores
     is_causal: bool = True  # else a query sees its whole prompt, or the `window` tokens around it (encoders)

@@ -175,10 +175,11 @@ def _attention(m: Attention, d: int) -> tuple[int, int]:
     out = m.num_heads * m.v_head_dim
     biases = (qkv if m.qkv_bias else 0) + (d if m.out_bias else 0)
     heads = {"head": 2, "all_heads": m.num_heads + m.num_kv_heads, "none": 0}[m.qk_norm_width]
-    params = _matrix(d, qkv, m.qkv_rank) + _matrix(out, d, m.out_rank) + biases + (m.num_heads if m.sinks else 0)
+    inputs = _matrix(d, qkv, m.qkv_rank) if m.q_rank is None else _matrix(d, q, m.q_rank) + d * (qkv - q)
+    params = inputs + _matrix(out, d, m.out_rank) + biases + (m.num_heads if m.sinks else 0)
     index = m.indexer
     if index is None:
-        return params, heads * m.head_dim if m.qk_norm else 0
+        return params, (heads * m.head_dim if m.qk_norm else 0) + (m.q_rank or 0)
     return params + d * (index.num_heads + 1) * index.head_dim, heads * m.head_dim * m.qk_norm + 2 * index.head_dim
 
 

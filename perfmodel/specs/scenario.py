@@ -126,6 +126,8 @@ class Scenario(CheckedSpec):
             yield from self._conflicts_of_adapters(pool)
             yield from self._conflicts_of_cores_and_beams(pool)
             yield from self._conflicts_of_shapes(pool)
+            if engine.afd_config is not None:
+                yield from self._conflicts_of_afd()
             if pool.role in ("prefill", "decode"):
                 if engine.speculative_config is not None:
                     yield (
@@ -210,6 +212,19 @@ class Scenario(CheckedSpec):
         }
         for other in (name for name, is_given in others.items() if is_given and shapes is not None):
             yield f"got traffic.structured_outputs beside {other}, which is not modelled; leave out or change one"
+
+    def _conflicts_of_afd(self) -> Iterator[str]:
+        """What separate attention and feed-forward devices do not go with, beside an engine's own fields."""
+        others = {
+            "a gateway, autoscaling, failures or shares of pools": self.cluster.is_dynamic,
+            "traffic.images": self.traffic.images is not None,
+            "traffic.structured_outputs": self.traffic.structured_outputs is not None,
+            "traffic.beam_width": self.traffic.beam_width > 1,
+            "host.cores": (self.cluster.host or self.hardware.host) is not None,
+            "plan": self.plan is not None,
+        }
+        for other in (name for name, is_given in others.items() if is_given):
+            yield f"got engine.afd_config beside {other}, with which it is not modelled; leave one of them out"
 
     def _conflicts_of_images(self) -> Iterator[str]:
         """What images in the traffic do not go with."""

@@ -65,6 +65,7 @@ _FEATURES: Mapping[str, Callable[[Scenario, PoolSpec], bool]] = {
     "a second tier of KV": lambda _, pool: pool.engine.kv_offload is not None,
     "two-batch overlap": lambda _, pool: pool.engine.enable_dbo,
     "prompts shared out over ranks": lambda _, pool: pool.engine.prefill_context_parallel_size > 1,
+    "feed-forward devices": lambda _, pool: pool.engine.afd_config is not None,
     "images": lambda scenario, _: scenario.traffic.images is not None,
     "answers of a required shape": lambda scenario, _: scenario.traffic.structured_outputs is not None,
     "beams": lambda scenario, _: scenario.traffic.beam_width > 1,

@@ -203,6 +203,8 @@ def check_served(model: ModelSpec, engine: EngineSpec) -> None:
         "two halves of a step that take turns (engine.enable_dbo) are not executed; leave it out, or simulate it.": (
             engine.enable_dbo
         ),
+        "feed-forward blocks on devices of their own (engine.afd_config) are not executed; leave it out, or simulate "
+        "it.": engine.afd_config is not None,
         "prompts whose tokens ranks share out (engine.prefill_context_parallel_size) are not executed; leave it out, "
         "or simulate it.": engine.prefill_context_parallel_size > 1,
         "steps without a KV cache (engine.kv_cache=off) have no tokens to evict or to round; leave out "

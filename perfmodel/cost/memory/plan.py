@@ -5,7 +5,8 @@
 at the pipeline stage, or the device of a layer split, with the fewest. With CPU-offloaded layers (`n_gpu_layers`) the
 plan covers the device; the host holds the rest, with their KV. CUDA graphs count inside the share from vLLM 0.21 on;
 before, they were captured in what it leaves. With groups (`perfmodel.cost.memory.groups`) a block has the layers of one
-group. Not modelled: fragmentation, memory of other processes, an encoder's activations."""
+group. Beside feed-forward devices (`afd_config`) the plan is of an attention rank, with their weights taken out; these
+have to fit there. Not modelled: fragmentation, memory of other processes, an encoder's activations."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from perfmodel.models.architecture import Attention, CompressedAttention, Latent
 from perfmodel.models.number_formats import surplus_tokens
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import on_device, served_model
+from perfmodel.ops.graphs.ffn_devices import FFN_COMPONENTS, engine_of_ffn
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.renderable import Renderable, columns_of
 from perfmodel.specs.engine.devices import heads_divide
@@ -153,7 +155,24 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec | N
     plan, fits = _limiting_plan(model, hardware, engine)
     if not fits:
         raise DoesNotFitError(_does_not_fit(plan, model, hardware, engine))
+    if engine.afd_config is not None:
+        needed, count = plan.reserve_bytes, engine.afd_config.num_ffn_devices
+        needed += sum(ffn_device_weights(model, hardware, engine).values())
+        if needed > plan.usable_bytes:
+            raise DoesNotFitError(
+                f"{hardware.name} has {plan.usable_bytes / 1e9:.1f} GB for the engine; a feed-forward device needs "
+                f"{needed / 1e9:.1f} GB at {count} of them. Raise engine.afd_config.num_ffn_servers."
+            )
     return plan
+
+
+def ffn_device_weights(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> dict[str, float]:
+    """Bytes of weights on a feed-forward device of `engine.afd_config`, by component."""
+    assert engine.afd_config is not None
+    model = served_model(on_device(model, hardware), engine, hardware)
+    shard = Sharding.of(engine_of_ffn(engine, engine.afd_config))
+    held = weights(model, shard, list(model.iter_layers()), is_first=False, is_last=False)
+    return {name: size for name, size in held.items() if name in FFN_COMPONENTS}
 
 
 def smallest_fitting_tp(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> int | None:
@@ -178,6 +197,8 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
     plans, first = [], 0
     for stage, is_first, is_last in _parts(layers, engine):
         held = weights(model, shard, stage, is_first=is_first, is_last=is_last, has_table=has_table)
+        if engine.afd_config is not None:
+            held = {name: size for name, size in held.items() if name not in FFN_COMPONENTS}
         if drafter.weight_bytes:
             held["drafter"] = drafter.weight_bytes
         if engine.enable_lora:

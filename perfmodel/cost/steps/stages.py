@@ -34,6 +34,7 @@ from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.cost_model import GraphCostModel, StepCostModel
 from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate, bound_share, explain, summed
+from perfmodel.cost.steps.ffn_devices import FfnDevicesCostModel
 from perfmodel.cost.steps.host import Host, step_seconds, step_ticks
 from perfmodel.cost.steps.overlap import OverlapCostModel
 from perfmodel.cost.steps.tables import StepTables, Usage, to_ps
@@ -162,6 +163,8 @@ def step_cost_model(tables: StepTables, draw: Draw | None = None) -> StepCostMod
     """The cost model of `tables`, in one stage or several, or in two halves."""
     if tables.graph.overlap_from is not None:
         return OverlapCostModel(tables, draw)
+    if tables.graph.ffn is not None:
+        return FfnDevicesCostModel(tables, draw)
     if tables.graph.shard.pcp > 1:
         return PromptSplitCostModel(tables, draw)
     return StagedCostModel(tables, draw) if tables.stages else GraphCostModel(tables, draw)
@@ -169,7 +172,7 @@ def step_cost_model(tables: StepTables, draw: Draw | None = None) -> StepCostMod
 
 def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
     """The estimate of a step of `shape` on `timer`'s device, in one stage or several, or in two halves."""
-    if graph.overlap_from is not None or graph.shard.pcp > 1:
+    if graph.overlap_from is not None or graph.ffn is not None or graph.shard.pcp > 1:
         return step_cost_model(StepTables(graph, timer)).explain(shape)
     return _explain_round(graph, timer, shape) if graph.stages else explain(graph, timer, shape)
 

@@ -81,6 +81,7 @@ def attention(
         rope=_rope_of(fields, head_dim, window is not None) if use_rope and family.position_offset is None else None,
         softmax_scale=softmax_scale,
         logit_cap=fields.optional_number("attn_logit_softcapping"),
+        q_rank=fields.optional("share_q_dim"),
         is_causal=not (family.is_encoder or fields.flag("use_bidirectional_attention"))
         and fields.flag("is_causal", True),
     )
@@ -282,7 +283,7 @@ def moe_ffn(fields: Fields, family: Family) -> arch.MoEFFN:
 
 def _shared_width(fields: Fields, expert_width: int) -> int:
     """All shared experts together. Qwen, Granite and MiniMax write a width, DeepSeek a number of experts."""
-    for name in ("shared_expert_intermediate_size", "shared_intermediate_size"):
+    for name in ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim"):
         if fields.has(name):
             return fields.integer(name, minimum=0)
     if fields.has("interleave_moe_layer_step"):
@@ -298,7 +299,7 @@ def is_moe_layer(fields: Fields, index: int, num_layers: int) -> bool:
     kinds = fields.per_layer("mlp_layer_types", num_layers)
     if kinds is not None:
         return bool(kinds[index] != "dense")
-    listed = fields.get("moe_layers")
+    listed = fields.get("moe_layers") or fields.get("moe_layers_enum")
     if isinstance(listed, list) and listed:
         return index in listed
     if fields.has("interleave_moe_layer_step"):  # Llama 4: every step-th layer, counted from 1

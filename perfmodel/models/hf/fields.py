@@ -14,12 +14,13 @@ _NAMES = {
     "hidden_size": "hidden_size n_embd d_model dim",
     "num_hidden_layers": "num_hidden_layers n_layer n_layers num_layers",
     "num_attention_heads": "num_attention_heads n_head n_heads",
-    "num_key_value_heads": "num_key_value_heads num_kv_heads n_head_kv n_kv_heads multi_query_group_num",
+    "num_key_value_heads": "num_key_value_heads num_kv_heads n_head_kv n_kv_heads multi_query_group_num "
+    + "num_attention_groups",
     "head_dim": "head_dim attention_head_dim kv_channels",
     "intermediate_size": "intermediate_size ffn_dim n_inner ffn_hidden_size",
     "vocab_size": "vocab_size padded_vocab_size",
     "max_position_embeddings": "max_position_embeddings n_positions max_sequence_length max_seq_len seq_length n_ctx "
-    + "model_max_length",
+    + "model_max_length max_position_embedding",
     "hidden_act": "hidden_act mlp_hidden_act hidden_activation activation_function activation",
     "dtype": "dtype torch_dtype",
     "norm_eps": "rms_norm_eps layer_norm_epsilon layer_norm_eps norm_epsilon norm_eps",

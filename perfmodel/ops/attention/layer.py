@@ -210,6 +210,12 @@ def _projections(mixer: Attention, context: LayerContext, heads: Heads) -> list[
         "k_proj": heads.num_kv_heads * heads.head_dim,
         "v_proj": heads.num_kv_heads * heads.v_head_dim,
     }
+    if mixer.q_rank is not None:  # the queries' first half beside keys and values, as of latent attention
+        widths["q_proj"], queries = mixer.q_rank, {"q_b_proj": widths["q_proj"]}
+        nodes = linear_nodes({"qkv_a_proj": sum(widths.values())}, hidden, form)
+        size, rank = context.element_bytes, mixer.q_rank
+        norm = on_tokens("q_a_norm", lambda n: rms_norm("q_a_norm", n, rank, size, is_fused=context.is_fused))
+        return [*nodes, norm, *linear_nodes(queries, rank, form)]
     if mixer.indexer is not None:
         widths["index_proj"] = (context.shard.kv_heads(mixer.indexer.num_heads) + 1) * mixer.indexer.head_dim
     if context.is_fused:

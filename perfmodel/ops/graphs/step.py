@@ -21,6 +21,7 @@ from perfmodel.ops.adapters import adapter_mix
 from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.encoder import encoder_nodes
+from perfmodel.ops.graphs.ffn_devices import apart, engine_of_ffn, message_nodes
 from perfmodel.ops.graphs.layers import embedding_nodes, head_nodes, layer_nodes, on_host, passing_on_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
@@ -51,7 +52,8 @@ class StepGraph:
     adapters: LoRA adapters, where any are served
     stages: one graph per pipeline stage; empty for a single stage
     overlap_from: tokens of steps without and with prompts from which two halves overlap; None: none do
-    stage_layers, stage_kind: a stage's layers, and the first stage that differs in message targets only"""
+    stage_layers, stage_kind: a stage's layers, and the first stage that differs in message targets only
+    ffn: the graph of feed-forward devices, where these are others; num_micro_batches: between both kinds"""
 
     model: ModelSpec
     shard: Sharding
@@ -66,6 +68,13 @@ class StepGraph:
     experts_are_one_operator: bool = False
     adapters: AdapterMix | None = None
     overlap_from: tuple[int, int] | None = None
+    ffn: "StepGraph | None" = None
+    num_micro_batches: int = 1
+
+    @property
+    def num_ffn_layers(self) -> int:
+        """Layers of the model with a feed-forward block."""
+        return sum(count for layer, count in self.model.layers if layer.ffn is not None)
 
     @cached_property
     def num_layers(self) -> int:
@@ -84,7 +93,7 @@ class StepGraph:
     @property
     def has_group(self) -> bool:
         """Whether data-parallel ranks share operators, so that they step together."""
-        return bool(self.by_depends[Depends.GROUP])
+        return bool(self.by_depends[Depends.GROUP]) or self.ffn is not None
 
     @cached_property
     def by_depends(self) -> dict[Depends, tuple[OperatorNode, ...]]:
@@ -124,7 +133,7 @@ def build_graph(
     traffic; routing: expert load of the slowest rank; spread: of decode contexts (default: equal); part: some layers on
     one pipeline stage (default: all); hardware: decides in which format weight-only kernels multiply; adapters: that
     requests name"""
-    engine = engine or EngineSpec()
+    engine, given = engine or EngineSpec(), model
     model = served_model(model, engine, hardware)
     is_plain = engine.enforce_eager and not engine.fused_kernels
     experts = experts_use(engine, hardware, model.quantization, model.dtype) if hardware is not None else None
@@ -166,7 +175,15 @@ def build_graph(
         )
 
     if part is not None or num_stages == 1:
-        return graph(part or GraphPart(range(model.num_layers), device_layers=engine.n_gpu_layers))
+        one = graph(part or GraphPart(range(model.num_layers), device_layers=engine.n_gpu_layers))
+        if engine.afd_config is None:
+            return one
+        others = engine_of_ffn(engine, engine.afd_config)
+        ffn = build_graph(given, others, sampling=sampling, routing=routing, hardware=hardware)
+        messages = message_nodes(context, engine.afd_config, one.num_ffn_layers)
+        own, remote = apart(one.nodes, ffn.nodes, messages)
+        num_batches = engine.afd_config.num_afd_stages
+        return replace(one, nodes=own, ffn=replace(ffn, nodes=remote), num_micro_batches=num_batches)
     whole = graph(GraphPart(range(model.num_layers), num_hops=num_stages - 1))
     return replace(whole, stages=_stage_graphs(model, num_stages, graph))
 

@@ -65,6 +65,7 @@ def _hardware_facts(scenario: Scenario) -> Pairs:
     engine = scenario.engine
     sizes = {"TP": engine.tensor_parallel_size, "PP": engine.pipeline_parallel_size, "DP": engine.data_parallel_size}
     sizes["PCP"] = engine.prefill_context_parallel_size
+    sizes["FFN"] = engine.afd_config.num_ffn_devices if engine.afd_config is not None else 0
     sizes["replicas"] = scenario.cluster.replicas
     parallelism = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
     memory = f"{format_si(hardware.memory_bytes, 'B')} at {format_si(hardware.memory_bandwidth, 'B/s')}"

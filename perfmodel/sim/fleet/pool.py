@@ -71,11 +71,12 @@ class Pool:
 
     @property
     def num_devices(self) -> int:
-        return len(self.engines) * self.devices_per_engine
+        return round(len(self.engines) * self.devices_per_engine)
 
     @property
-    def devices_per_engine(self) -> int:
-        return self.spec.engine.num_devices // self.spec.engine.data_parallel_size
+    def devices_per_engine(self) -> float:
+        """Whole, but where ranks share feed-forward devices."""
+        return self.spec.engine.num_devices / self.spec.engine.data_parallel_size
 
     @property
     def weight_bytes_per_replica(self) -> float:

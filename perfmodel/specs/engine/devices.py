@@ -213,6 +213,7 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
     yield from pooling_refusals(model, engine)
     yield from _prompt_split_refusals(model, engine)
     yield from _overlap_refusals(model, engine)
+    yield from _afd_refusals(model, engine)
     if pp > model.num_layers:
         sentence = f"got {pp} stages, and {model.name} has {model.num_layers} layers; expected 1 to {model.num_layers}"
         yield "pipeline_parallel_size", "more pipeline stages than layers", sentence
@@ -350,6 +351,27 @@ def _overlap_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[st
     for name in (name for name, is_given in others.items() if is_given):
         sentence = f"got true beside engine.{name}, with which halves of steps are not modelled; leave one of them out"
         yield field, "two-batch overlap beside another split of steps", sentence
+
+
+def _afd_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
+    """(field, reason, sentence) for what feed-forward blocks on devices of their own are not modelled with."""
+    if engine.afd_config is None:
+        return
+    sizes = ("tensor", "pipeline", "prefill_context", "decode_context")
+    flags = ("enable_dbo", "enable_eplb", "enable_lora", "speculative_config", "kv_offload", "n_gpu_layers")
+    others = {
+        **{f"engine.{name}_parallel_size": getattr(engine, f"{name}_parallel_size") > 1 for name in sizes},
+        **{f"engine.{name}": bool(getattr(engine, name)) for name in flags},
+        "engine.layer_split": engine.layer_split > 1,
+        "engine.fused_kernels=false": not engine.fused_kernels,
+        "engine.kv_cache=off": engine.kv_cache == "off",
+        f"early exit, which {model.name} has": model.exits is not None,
+        f"{model.name}, which generates no text": model.pooling is not None or engine.runner == "pooling",
+        f"{model.name}, which has no experts": not any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers),
+    }
+    for name in (name for name, is_given in others.items() if is_given):
+        sentence = f"got it beside {name}, with which it is not modelled; leave one of them out"
+        yield "afd_config", "separate attention and feed-forward devices beside others", sentence
 
 
 def _listed(values: Iterable[int]) -> str:

@@ -63,6 +63,19 @@ class EplbConfig(Spec):
     step_interval: PositiveInt = 3000
 
 
+class AfdConfig(Spec):
+    """Feed-forward blocks on devices beside the attention ranks (`data_parallel_size`), as vLLM's afd-plugin calls
+    it."""
+
+    num_ffn_servers: PositiveInt = 1  # all of which see every token
+    ffn_tensor_parallel_size: PositiveInt = 8  # devices of each, which gather tokens from each other
+    num_afd_stages: PositiveInt = 3  # micro-batches of a step, on their way at the same time
+
+    @property
+    def num_ffn_devices(self) -> int:
+        return self.num_ffn_servers * self.ffn_tensor_parallel_size
+
+
 class PoolerConfig(Spec):
     """vLLM's: which states of a prompt make its vector, instead of those that the model's repository says."""
 
@@ -202,6 +215,7 @@ class EngineSpec(VariantSpec):
         StructuredOutputsConfig()
     )  # read with traffic.structured_outputs
     mm_encoder_only: bool = False  # has the encoder of images alone, as engines of encode pools always do
+    afd_config: AfdConfig | None = None  # feed-forward blocks on devices of their own
 
     @property
     def num_host_adapters(self) -> int:
@@ -293,7 +307,8 @@ class EngineSpec(VariantSpec):
     @property
     def num_devices(self) -> int:
         ranks = self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
-        return ranks * self.prefill_context_parallel_size * self.layer_split
+        ffn = self.afd_config.num_ffn_devices if self.afd_config is not None else 0
+        return ranks * self.prefill_context_parallel_size * self.layer_split + ffn
 
     @property
     def kv_block_tokens(self) -> int:
