@@ -82,7 +82,7 @@ docs: $(VENV)/.docs
 # server); llama_rates (fourteen on a core of its own, needs what make witness ENGINE=llama.cpp installs);
 # write_measurements.py, which takes the cited files; accuracy_by_setup.py, which make validate WRITE=1 runs; and
 # left_out_index.py, which reads the reports of
-# `perfmodel validate --leave-out`; attention_modules.py (two minutes, takes the cited kernel tables), adapters.py (one,
+# `perfmodel validate --leave-out`; attention_modules.py and sparse_attention.py (two minutes, take the cited kernel tables), adapters.py (one,
 # fits measurements/adapters), trace_hit_rates.py (two, takes a trace) and host_libraries.py (one, needs vLLM,
 # arctic-inference and a vocabulary).
 bench: $(VENV)/.core
