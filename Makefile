@@ -81,10 +81,9 @@ docs: $(VENV)/.docs
 # web_screenshots.py and web_page.py (three each, need playwright and Chromium); closed_loop.py (eight, needs a
 # server); llama_rates (fourteen on a core of its own, needs what make witness ENGINE=llama.cpp installs);
 # write_measurements.py, which takes the cited files; accuracy_by_setup.py, which make validate WRITE=1 runs; and
-# left_out_index.py, which reads the reports of
-# `perfmodel validate --leave-out`; attention_modules.py (two minutes, takes the cited kernel tables), adapters.py (one,
-# fits measurements/adapters), trace_hit_rates.py (two, takes a trace) and host_libraries.py (one, needs vLLM,
-# arctic-inference and a vocabulary).
+# left_out_index.py, which reads the reports of `perfmodel validate --leave-out`; attention_modules.py (two minutes) and
+# sparse_attention.py (a quarter), which take the cited kernel tables; adapters.py (one, fits measurements/adapters),
+# trace_hit_rates.py (two, takes a trace) and host_libraries.py (one, needs vLLM, arctic-inference and a vocabulary).
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/simulator_speed.py
 	$(BIN)/python benchmarks/planner_speed.py

@@ -30,10 +30,12 @@ from perfmodel.ops.node import LayerContext
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import windowed_contexts
 from perfmodel.specs import load_hardware
+from perfmodel.specs.engine.formats import sparse_heads_per_tile
 from perfmodel.specs.engine.spec import EngineSpec
 
 _TABLES = ("dsv4_csa_context_module", "dsv4_csa_generation_module", "dsv4_hca_context_module")
 _TABLES += ("dsv4_hca_generation_module", "msa_context_module", "msa_generation_module", "kda")
+_TABLES += ("dsa_context_module", "dsa_generation_module")
 _RATIOS = {"csa": 4, "hca": 128}
 _OUTSIDE = ("input_norm", "residual_mix", "residual_add", "mixer_all_reduce")
 _KERNELS = {"chunk_kda": "chunked_scan", "fused_recurrent_kda_packed_decode": "state_update"}
@@ -111,7 +113,7 @@ def modules_of(path: Path, op: str, most: int) -> list[ModuleError]:
     for row, seconds in _rows(table, most):
         engine, _ = engine_and_version(str(row["engine_version"]))
         wanted = _KERNELS.get(str(row.get("kernel_source")))
-        if (op == "kda" and wanted is None) or row.get("phase") == "verify":
+        if (op == "kda" and wanted is None) or row.get("phase") == "verify" or "skip" in str(row["op_name"]):
             continue
         model = _model(op, row)
         mixer: Any = model.layers[0][0].mixer
@@ -123,7 +125,9 @@ def modules_of(path: Path, op: str, most: int) -> list[ModuleError]:
             continue  # ranks that the model is not served with
         if engine not in timers:
             timers[engine] = OperatorTimer(hardware, load_calibration(hardware, engine))
-        context = LayerContext(model, Sharding.of(EngineSpec(tensor_parallel_size=tp)), sparse_heads=64)
+        ranks = EngineSpec(tensor_parallel_size=tp, profile=engine)
+        tile = sparse_heads_per_tile(ranks, hardware)
+        context = LayerContext(model, Sharding.of(ranks), sparse_heads=tile)
         shape = _shape(op, row, model)
         nodes = [node for node in layer_nodes([model.layers[0][0]], context) if node.name.split("@")[0] not in _OUTSIDE]
         mixer_nodes = nodes[: next(i for i, node in enumerate(nodes) if node.name == "post_attention_norm")]

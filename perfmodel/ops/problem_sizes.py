@@ -3,9 +3,11 @@
 Operators fill them in; `perfmodel.cost.kernel_models` reads them. Tables of measured kernels have the same types, with
 a column in each field. An operator with its own kernel model brings its own size: any class with `traits`."""
 
+from math import ceil
 from typing import Any, NamedTuple, Protocol
 
 Values = Any  # a number, or a column of them
+SPARSE_TILE = 64  # heads of a thread block that attends to chosen keys
 
 
 class KernelTraits(NamedTuple):
@@ -89,7 +91,8 @@ class PrefillSize(NamedTuple):
     tokens:    new, all prompts; kv_tokens: distinct visible keys
     pairs:     visible query-key pairs
     has_block_per_head: one thread block per head and prompt (FlashAttention-1)
-    is_causal: a token sees those before it; else all of its prompt (encoders)"""
+    is_causal: a token sees those before it; else all of its prompt (encoders)
+    chooses_keys: a thread block for each query and 64 heads. Source: FlashMLA, sparse prefill (`B_H`)"""
 
     heads: HeadShape
     prefills: tuple[tuple[int, int], ...]
@@ -99,10 +102,11 @@ class PrefillSize(NamedTuple):
     thread_blocks: Values = 0
     has_block_per_head: bool = False
     is_causal: bool = True
+    chooses_keys: bool = False
 
     @property
-    def num_items(self) -> int:
-        return len(self.prefills)
+    def num_items(self) -> Values:
+        return self.tokens * ceil(self.heads.num_heads / SPARSE_TILE) if self.chooses_keys else len(self.prefills)
 
     @property
     def traits(self) -> KernelTraits:

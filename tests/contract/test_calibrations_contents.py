@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations.backends import BackendFits
-from perfmodel.cost.calibrations.for_all import ExchangeFits, KernelErrors, RoutingFit
+from perfmodel.cost.calibrations.for_all import ExchangeFits, KernelErrors, RoutingFit, SparseAttentionFits
 from perfmodel.cost.calibrations.host_work import HostWork
 from perfmodel.cost.calibrations.whole_runs import WholeRunFits
 from perfmodel.cost.kernel_models.overheads import OverheadFits
@@ -41,6 +41,7 @@ KINDS = {
     "overheads": OverheadFits,
     "power": PowerFit,
     "routing": RoutingFit,
+    "sparse_attention": SparseAttentionFits,
     "whole_runs": WholeRunFits,
 }  # others are calibrations of a device
 MAX_NUMBERS = 3  # in one entry of a list: (most rows, tile rows, tile columns), (first group, last group)

@@ -10,9 +10,9 @@ Proxies for unmeasured kernels:
 
 collective/dispatch, collective/combine   the exchange of expert parallelism, as published for one device;
 ..._node, ..._expert                      that of DeepEP's normal and low-latency kernels
-attention_sparse                          prompts that attend to the latents which an indexer keeps (DSA): the kernel of
-                                          FlashMLA reaches 640 TFLOP/s on an H800 SXM5 and 1450 on a B200, 65 % of
-                                          the dense 16-bit peak of either (deepseek-ai/FlashMLA, README)."""
+attention_sparse                          prompts that attend to chosen keys of 512 elements: as on the nearest
+                                          architecture; to latents of 576 (DSA): FlashMLA's 640 TFLOP/s on an H800 SXM5
+                                          and 1450 on a B200, 65 % of the dense 16-bit peak of either (its README)."""
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet, formats_of
-from perfmodel.cost.calibrations.for_all import load_exchange_fits
+from perfmodel.cost.calibrations.for_all import SparseAttentionFits, load_exchange_fits
 from perfmodel.cost.calibrations.whole_runs import whole_run_calibration
 from perfmodel.cost.kernel_models.attention.decode import with_cache_of
 from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.cost.kernel_models.fits import Domain
 from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, over_link
 from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.errors import SpecError
@@ -40,11 +41,10 @@ from perfmodel.specs.scenario_file import load_hardware
 
 _ALL_TO_ALL = "all_to_all"
 _OTHERS = "others"  # the folder of fits of kernels that engines do not run by default
-_SPARSE_SHARE = 0.65
 
 
-def with_unmeasured(calibration: Calibration) -> Calibration:
-    """`calibration` with proxies for kernels it lacks; unchanged if it has no measured kernel."""
+def with_unmeasured(calibration: Calibration, hardware: HardwareSpec) -> Calibration:
+    """`calibration` of a device with proxies for kernels it lacks; unchanged if it has no measured kernel."""
     result: dict[str, Any] = {}
     if calibration.has_family("collective"):
         fit = calibration.fit("collective", _ALL_TO_ALL)
@@ -52,8 +52,12 @@ def with_unmeasured(calibration: Calibration) -> Calibration:
         for name, exchange in load_exchange_fits().by_kernel.items():
             result[f"collective/{name}"] = exchange.model_copy(update=update)
     if calibration.has_family("attention_prefill"):
-        overhead_s = calibration.default.overhead_s
-        result["attention_sparse"] = FamilyFit(compute_fraction=_SPARSE_SHARE, overhead_s=overhead_s)
+        latents = FamilyFit(
+            domain=Domain(head_dim=576), compute_fraction=0.65, overhead_s=calibration.default.overhead_s
+        )
+        fits = load_fitted(SparseAttentionFits, data_dir("calibrations") / "sparse_attention.yaml")
+        keys = {"hd512": fits.of(hardware, calibration.engine), "hd576": latents}
+        result |= {f"attention_sparse/bf16/{size}": fit for size, fit in keys.items()}
     missing = {key: proxy for key, proxy in result.items() if key not in calibration.families}
     return calibration.model_copy(update={"families": calibration.families | missing}) if missing else calibration
 
@@ -93,7 +97,7 @@ def load_calibration(
         return whole_run_calibration(hardware, engine_profile, version=version) or _prior(hardware, engine_profile)
     if version is not None and result.versions and result.engine == engine_profile:
         result = _as_of(result, hardware, version)
-    return with_unmeasured(result)
+    return with_unmeasured(result, hardware)
 
 
 def _as_of(calibration: Calibration, hardware: HardwareSpec, version: str) -> Calibration:

@@ -1,4 +1,4 @@
-"""Fits shared by all devices: expert popularity, the exchanges of expert parallelism, common kernel errors.
+"""Fits shared by devices: expert popularity, exchanges of expert parallelism, sparse attention, common kernel errors.
 
 `routing.yaml` (`perfmodel calibrate --routing`), one number for all models: the dispersion of expert popularity.
 Weights of unused experts are not read, so steps of mixtures of experts grow less with batch than under uniform routing.
@@ -17,12 +17,16 @@ All are in `hardware_specs/calibrations/`."""
 
 from pydantic import Field
 
+from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.messages.collective import ExchangeFit
+from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import CommittedFits, load_fitted
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops import routing
+from perfmodel.specs.architectures import generations_between
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import ExpertRouting
 
@@ -110,6 +114,21 @@ class ExchangeFits(CommittedFits):
 def load_exchange_fits() -> ExchangeFits:
     """The committed fits. Raises SpecError for a file that is missing or malformed."""
     return load_fitted(ExchangeFits, data_dir("calibrations") / "exchange.yaml")
+
+
+class SparseAttentionFits(CommittedFits):
+    """`sparse_attention.yaml` (`benchmarks/sparse_attention.py`): prompts' attention to chosen keys of 512 elements.
+    kernels: by architecture and engine, `overhead_per_item_s` of a thread block alone on a compute unit"""
+
+    kernels: dict[str, FamilyFit] = Field(min_length=1)
+
+    def of(self, hardware: HardwareSpec, engine: str) -> FamilyFit:
+        """The fit of the architecture nearest to a device's, of `engine` if it has one there, else vLLM's."""
+        steps = {key: generations_between(hardware.declared.architecture, key.split("/")[0]) for key in self.kernels}
+        near = {key: (far is not None, -(far or 0), key.endswith(f"/{engine}"), key) for key, far in steps.items()}
+        fit = self.kernels[max(near, key=near.__getitem__)]
+        item_s = fit.overhead_per_item_s / DeviceFacts.of(hardware).compute_units
+        return fit.model_copy(update={"overhead_per_item_s": item_s})
 
 
 class KernelErrors(CommittedFits):

@@ -4,7 +4,7 @@
                                                                 bytes / (memory_fraction * bandwidth))
     knee(a, b) = (a**p + b**p) ** (1/p);  p = None is the hard maximum of the roofline, p = 1 the sum
 
-Items: sequences for attention, distinct experts for mixtures of experts. Vector operations (dequantized integers)
+Items: sequences for attention, thread blocks for that to chosen keys, distinct experts. Vector operations (dequantized)
 overlap with the products on other units, or, on a device that unpacks into memory first, add `vector_op_s` each. With
 fewer thread blocks than compute units (`thread_blocks` of the problem) a kernel reaches only that share of tensor rate
 and KV bandwidth. Activations that fit L2 may be read from there (`cached_speedup`), as the kernel before wrote them:
@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import Field
 
 from perfmodel.cost.kernel_models.device import CACHED_SHARE, DeviceFacts, OperatorTime, sustained_share
-from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.fits import Domain, Residuals
 from perfmodel.cost.kernel_models.messages.links import alpha_beta_time, network_time
 from perfmodel.files.base import Spec
 from perfmodel.files.units import FittedSeconds
@@ -27,6 +27,7 @@ class FamilyFit(Spec):
     """How well one operator family uses the hardware. Fractions are of the declared peaks, in (0, 1]."""
 
     form: Literal["roofline"] = "roofline"
+    domain: Domain = Domain()
     compute_fraction: float = Field(default=1.0, gt=0, le=1)
     memory_fraction: float = Field(default=1.0, gt=0, le=1)
     overhead_s: FittedSeconds = 0.0  # per kernel

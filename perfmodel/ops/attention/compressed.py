@@ -24,6 +24,7 @@ from perfmodel.ops.attention.prefill import Heads, flash_prefill, visible_pairs
 from perfmodel.ops.elementwise import elementwise, rms_norm, rope
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefills, on_tokens
+from perfmodel.ops.problem_sizes import SPARSE_TILE, PrefillSize
 from perfmodel.ops.work import Work
 
 _FP32_BYTES = 4
@@ -69,7 +70,7 @@ def compressed_prefill(prefills: Prompts, mixer: CompressedAttention, heads: Hea
     return replace(
         work,
         family="attention_sparse",
-        problem=None,
+        problem=work.problem_as(PrefillSize)._replace(pairs=pairs, thread_blocks=0, chooses_keys=True),
         flops=2.0 * pairs * heads.query_elements,
         kv_bytes=rows * row_bytes,
         sram_bytes=work.activation_bytes + pairs * row_bytes,
@@ -100,7 +101,8 @@ def compressed_nodes(mixer: CompressedAttention, context: LayerContext) -> list[
     num_heads, groups = context.shard.columns(mixer.num_heads), context.shard.columns(mixer.o_groups)
     row_bytes, ranks = compressed_row_bytes(mixer, context.kv_element_bytes, size), groups * mixer.o_lora_rank
     heads = Heads(num_heads, 1, h, h, context.dtype, size, row_bytes / h)
-    tiled = replace(heads, num_heads=-(-num_heads // context.sparse_heads) * context.sparse_heads)
+    tile = min(context.sparse_heads, SPARSE_TILE)  # keys of 512 elements have a kernel for so few heads everywhere
+    tiled = replace(heads, num_heads=-(-num_heads // tile) * tile)
     norm = partial(rms_norm, "latent_norm", size=rank + h, element_bytes=size, is_fused=context.is_fused, num_tensors=2)
     gemms = {"q_kv_a_proj": (rank + h, hidden, form), "q_b_proj": (num_heads * h, rank, form)}
     compressors = {"compress": h} if mixer.ratio else {}

@@ -21,7 +21,7 @@ from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefi
 from perfmodel.ops.elementwise import gate, kv_concat, kv_write, rms_norm, rope
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefills, on_tokens
-from perfmodel.ops.problem_sizes import GemmSize
+from perfmodel.ops.problem_sizes import GemmSize, PrefillSize
 from perfmodel.ops.work import Work
 
 
@@ -100,7 +100,7 @@ def sparse_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, top_k: int
     return replace(
         work,
         family="attention_sparse",
-        problem=None,
+        problem=work.problem_as(PrefillSize)._replace(pairs=pairs, thread_blocks=0, chooses_keys=True),
         flops=2.0 * pairs * heads.query_elements,
         kv_bytes=sum(t + p for t, p in prefills) * latents,
         sram_bytes=work.activation_bytes + pairs * latents,
