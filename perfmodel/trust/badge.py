@@ -66,6 +66,9 @@ _FEATURES: Mapping[str, Callable[[Scenario, PoolSpec], bool]] = {
     "two-batch overlap": lambda _, pool: pool.engine.enable_dbo,
     "prompts shared out over ranks": lambda _, pool: pool.engine.prefill_context_parallel_size > 1,
     "feed-forward devices": lambda _, pool: pool.engine.afd_config is not None,
+    "experts on more than 16 devices": lambda _, pool: (
+        pool.engine.enable_expert_parallel and pool.engine.num_devices > 16
+    ),
     "images": lambda scenario, _: scenario.traffic.images is not None,
     "answers of a required shape": lambda scenario, _: scenario.traffic.structured_outputs is not None,
     "beams": lambda scenario, _: scenario.traffic.beam_width > 1,

@@ -64,6 +64,8 @@ def test_the_badge_counts_rows_like_the_answer(measured):
         ({"engine.runner": "pooling", "traffic.output_tokens": None}, "vectors or scores"),
         ({"cluster.autoscaling": {"metric": "concurrency", "target": 32, "max_replicas": 4}}, "an autoscaler"),
         ({"hardware": "a100-sxm-80gb:3g.40gb"}, "MIG slices"),
+        ({"traffic.beam_width": 4}, "beams"),
+        ({"traffic.structured_outputs": {"count": 8}}, "answers of a required shape"),
     ],
 )
 def test_what_no_row_has_is_not_validated_by_rows_without_it(measured, changes, what):
