@@ -20,7 +20,7 @@ UNEQUAL_PAGES = {"mimo-v2-flash"}  # vLLM gives layers of fewer heads blocks of 
 NEWER = {
     *("bge-m3", "bge-reranker-v2-m3", "qwen3-embedding-0.6b", "qwen3-embedding-8b", "snowflake-arctic-embed-m-v1.5"),
     *("deepseek-v4-flash", "deepseek-v4-pro", "gemma-4-26b-a4b", "gemma-4-31b", "glm-4.7-flash", "glm-5.2"),
-    *("glm-5.2-fp8", "kimi-k3", "kimi-linear-48b-a3b", "minimax-m3", "qwen3.5-9b"),
+    *("glm-5.2-fp8", "kimi-k3", "kimi-linear-48b-a3b", "minimax-m3", "qwen3.5-9b", "step3"),
 }
 WHOLE_WINDOWS = {"ministral-8b"}  # a window as long as the context is full attention for us: equal blocks
 BLOCKS, STEPS = counts.recorded("blocks"), counts.recorded("steps")
