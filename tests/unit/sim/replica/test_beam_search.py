@@ -167,6 +167,8 @@ def test_the_real_server_asked_for_and_found_as_much() -> None:
     [
         ("traffic.samples_per_prompt=2", "beam_width=4 beside samples_per_prompt: not modelled together; leave one"),
         ("traffic.rollouts={iterations: 2}", "beam_width=4 beside rollouts"),
+        ("traffic.structured_outputs={count: 2}", "beam_width=4 beside structured_outputs"),
+        ("traffic.adapters={count: 2}", "beam_width=4 beside adapters"),
         ("engine.profile=sglang", "beam_width=4 beside engine.profile=sglang, whose beams are not known"),
         ("engine.data_parallel_size=2", "beam_width=4 beside engine.data_parallel_size"),
         (

@@ -56,10 +56,11 @@ def test_a_step_is_as_long_as_its_slowest_rank_needs() -> None:
 
 
 def test_some_ranks_of_a_group_stand_for_all_of_it() -> None:
-    """Two ranks of eight: the experts see four times the tokens of these two."""
-    ranks = serve([[Request(0, 0, 100, 3)], [Request(1, 0, 10, 3)]], size=8)
-    for records in ranks:
-        assert [record.end - record.start for record in records] == [100 + 4 * 110, 1 + 8, 1 + 8]
+    """Two ranks of eight: the experts see four times the tokens of these two, or eight times those of the larger."""
+    for padding, prompts in ((UNPADDED, 4 * 110), (RankPadding(64, 100), 8 * 100)):
+        ranks = serve([[Request(0, 0, 100, 3)], [Request(1, 0, 10, 3)]], size=8, padding=padding)
+        for records in ranks:
+            assert [record.end - record.start for record in records] == [100 + prompts, 1 + 8, 1 + 8]
 
 
 @pytest.mark.parametrize(
