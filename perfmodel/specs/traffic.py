@@ -423,9 +423,9 @@ class Traffic(CheckedSpec):
             yield "got samples_per_prompt beside a trace, conversations or classes, of which each prompt has one answer"
         if samples > 1 and loop is not None and loop % samples:
             yield f"got concurrency {loop}, which counts answers; expected a multiple of samples_per_prompt={samples}"
-        others = {"rollouts": self.rollouts, "images": self.images, "samples_per_prompt": samples > 1}
-        others |= {"conversations": self.has_conversations, "classes": self.classes, "adapters": self.adapters}
-        others["structured_outputs"] = self.structured_outputs
+        others: dict[str, object] = {"rollouts": self.rollouts, "images": self.images, "classes": self.classes}
+        others |= {"conversations": self.has_conversations, "adapters": self.adapters}
+        others |= {"samples_per_prompt": samples > 1, "structured_outputs": self.structured_outputs}
         for other in (name for name, given in others.items() if given and self.beam_width > 1):
             yield f"got beam_width={self.beam_width} beside {other}: not modelled together; leave one of the two out"
         if self.rollouts is None:
