@@ -13,6 +13,8 @@ Experts, all-gather and reduce-scatter see the tokens of all ranks (`BatchShape.
 long as its largest sender, the rank that sets the time, so it counts the rank's own tokens; DeepEP's, as long as the
 rank receives whose experts get most, were all ranks to send as much. `routing` assigns tokens to experts."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import ceil
 
@@ -24,7 +26,7 @@ from perfmodel.ops.linear import gemm, linear_nodes
 from perfmodel.ops.messages import Exchange, distinct_ranks
 from perfmodel.ops.node import LayerContext, OperatorNode, on_group, on_rows, on_tokens
 from perfmodel.ops.problem_sizes import ExpertsSize
-from perfmodel.ops.routing import ExpertLoad
+from perfmodel.ops.routing import TILE_ROWS, ExpertLoad
 from perfmodel.ops.work import Work
 
 EXPERT_KERNELS = 5  # sort by expert (align), grouped gate-up, activation, grouped down, weighted sum
@@ -116,26 +118,83 @@ def moe_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
         *_shared_nodes(ffn, context),
         *_latent_nodes(ffn, context, "latent_in_proj"),
         *_dispatch_nodes(ffn, context),
-        _expert_node(ffn, context),
+        *_expert_nodes(ffn, context),
         *_latent_nodes(ffn, context, "latent_out_proj"),
         *_combine_nodes(ffn, context),
     ]
 
 
-def _expert_node(ffn: MoEFFN, context: LayerContext) -> OperatorNode:
-    shard, form = context.shard, context.format("experts")
+def _expert_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
+    shard, form, row = context.shard, context.format("experts"), context.experts
     intermediate = ceil(ffn.intermediate_size / shard.moe_tp)
     width, local = ffn.latent_size or context.hidden, shard.local_experts(ffn.num_experts)
     sizes = {"width": width, "intermediate": intermediate, "local_experts": local}
-    kernels = context.experts.num_kernels if context.experts is not None else None
+    # Of tokens that are sent to the ranks of their experts, the host knows how many came for each.
+    if row is not None and row.aligned_rows and shard.gathers_tokens:
+        return _aligned_nodes(ffn, context, row.aligned_rows, row.multiplies_room, **sizes)
 
     def work(everyone: int) -> Work:
         load = context.routing(ffn, everyone, shard.ep)
         # Of tokens that are sent, kernels see what arrives: rows for this rank's experts, k of them as much as a token.
         num_tokens = everyone if shard.gathers_tokens else load.assignments / ffn.top_k
+        kernels = row.num_kernels if row is not None else None
         return experts(num_tokens, ffn, load, form, **sizes, is_fused=context.is_fused, num_kernels=kernels)
 
-    return on_group("experts", work, shard.dp)
+    return [on_group("experts", work, shard.dp)]
+
+
+def _aligned_nodes(
+    ffn: MoEFFN,
+    context: LayerContext,
+    block: int,
+    multiplies_room: bool,
+    *,
+    width: int,
+    intermediate: int,
+    local_experts: int,
+) -> list[OperatorNode]:
+    """Routed experts by the GEMM kernel of linear layers, over rows that a permutation has aligned:
+
+        room = n k + E_local (b - 1) rows in whole blocks of b: enough for any choice, as the host does not know it
+        rows = room, or b times the expected blocks where empty ones are skipped
+        up, down: GEMMs of `rows`, which read the weights of the D experts with tokens
+        permute: quantize n d, copy n d to A d       activation, and quantizing for down: over room       combine: A d
+
+    Source: vLLM, fused_moe/{deep_gemm_moe,deep_gemm_utils}.py (compute_aligned_M; expert_ids of blocks without a token
+    are 0 up to v0.12, -1 since)."""
+    form, ranks = context.format("experts"), context.shard.ep
+    d, f, size, gates = width, intermediate, form.output_bytes, 2 if ffn.gated else 1
+    permuted, tile = form._replace(quantizes_input=False), TILE_ROWS.index(block)
+
+    def room(n: int) -> int:
+        return ceil((n * ffn.top_k + local_experts * (block - 1)) / block) * block if n else 0
+
+    def product(name: str, num_out: int, num_in: int, form: LinearFormat, n: int) -> Work:
+        load = context.routing(ffn, n, ranks)
+        rows = room(n) if multiplies_room else block * load.tiles[tile]
+        work = gemm(name, rows, num_out, num_in, form)
+        return replace(work, weight_bytes=work.weight_bytes * max(1.0, load.distinct))
+
+    def permute(n: int) -> Work:
+        pairs = context.routing(ffn, n, ranks).assignments
+        num_bytes = n * d * (size + 2 * form.input_bytes) + pairs * d * form.input_bytes
+        return elementwise("experts_permute", 0.0, num_bytes, 5 if n else 0)
+
+    def combine(n: int) -> Work:
+        return elementwise(
+            "experts_combine", 0.0, (context.routing(ffn, n, ranks).assignments + n) * d * size, int(n > 0)
+        )
+
+    works: dict[str, Callable[[int], Work]] = {
+        "experts_permute": permute,
+        "experts_up_proj": partial(product, "experts_up_proj", gates * f, d, permuted),
+        "experts_activation": lambda n: activation(
+            room(n), f, size, function=ffn.activation, is_gated=ffn.gated, is_fused=True
+        ),
+        "experts_down_proj": partial(product, "experts_down_proj", d, f, form),
+        "experts_combine": combine,
+    }
+    return [on_group(name, work, context.shard.dp) for name, work in works.items()]
 
 
 def _shared_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:

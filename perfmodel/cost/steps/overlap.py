@@ -105,7 +105,9 @@ def halves(shape: BatchShape) -> tuple[BatchShape, BatchShape]:
 def lane_of(name: str) -> str:
     """Which of `_LANES` the operator is in; mixers are in layers with and without experts alike."""
     name = name.partition("@")[0]
-    if name == "experts" or name in _MESSAGES:
+    if name.startswith("experts"):
+        return "experts"
+    if name in _MESSAGES:
         return name
     if name in _OUTSIDE or name.startswith("encoder_"):
         return "outside"

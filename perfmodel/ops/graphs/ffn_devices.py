@@ -22,7 +22,7 @@ from perfmodel.specs.engine.spec import AfdConfig, EngineSpec
 Nodes = tuple[OperatorNode, ...]
 FFN_COMPONENTS = ("dense_ffn", "experts", "shared_experts")  # whose weights feed-forward devices hold
 _TO_FFN, _TO_ATTENTION = "attention_to_ffn", "ffn_to_attention"
-_FFN = ("experts", "gate_up_proj", "gate_proj", "up_proj", "up_rank_proj", "activation", "down_proj", "down_proj_rank")
+_FFN = ("gate_up_proj", "gate_proj", "up_proj", "up_rank_proj", "activation", "down_proj", "down_proj_rank")
 _EXCHANGES = ("moe_", "mlp_all_reduce", "mixer_all_reduce", "embedding_all_reduce")
 
 
@@ -43,7 +43,7 @@ def apart(nodes: Nodes, of_ffn: Nodes, messages: Sequence[Nodes]) -> tuple[Nodes
 
 def _is_ffn(node: OperatorNode) -> bool:
     name = node.name.partition("@")[0]
-    return name in _FFN or name.startswith(("shared_", "latent_"))
+    return name in _FFN or name.startswith(("experts", "shared_", "latent_"))
 
 
 def message_nodes(context: LayerContext, config: AfdConfig, num_layers: int) -> list[Nodes]:

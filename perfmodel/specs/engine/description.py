@@ -290,7 +290,10 @@ class FormatRow(Spec):
 class ExpertsRow(Spec):
     """How the routed experts of a layer run: in some number formats, on some generations of devices.
 
-    formats, on:  as of `EngineFacts.weights` ("bf16" for weights that are not quantized); empty: any"""
+    formats, on:  as of `EngineFacts.weights` ("bf16" for weights that are not quantized); empty: any
+    aligned_rows: each expert's rows are permuted into blocks of their own of so many, and each of the two products is
+                  one launch of the kernel of linear layers over all blocks
+    multiplies_room: over all blocks that any choice of experts might need, as the host does not know the choice"""
 
     formats: tuple[str, ...] = ()
     on: tuple[str, ...] = ()
@@ -298,6 +301,8 @@ class ExpertsRow(Spec):
     num_kernels: PositiveInt  # of one layer's experts, between the choice of experts and the sum of their results
     one_operator: bool = False  # the host launches them as one operator; else operator by operator, from Python
     chooses: bool = False  # the choice of a token's experts is among these kernels
+    aligned_rows: Literal[64, 128] | None = None
+    multiplies_room: bool = False
 
     def fits(self, form: str, generation: str | None) -> bool:
         """Whether it applies to weights in `form` on devices of `generation`."""

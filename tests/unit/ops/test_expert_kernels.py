@@ -33,6 +33,52 @@ def test_kernels_that_choose_the_experts_leave_no_choice_to_others():
     assert "topk" not in names("gpt-oss-120b")
 
 
+def work_of_experts(version, device="h100-sxm-80gb", **engine):
+    """Works of 64 decoding tokens by operator name, of 128 experts with 8 for each token, in blocks of FP8."""
+    spec = EngineSpec(version=version, quantization="fp8_block", **engine)
+    hardware = load_hardware(device)
+    graph = build_graph(served_model(load_model("qwen3-235b-a22b"), spec, hardware), spec, hardware=hardware)
+    return {n.name: n.work(decode_shape(64, 100)) for n in graph.nodes if n.name.startswith("experts")}
+
+
+def test_deepgemm_multiplies_every_block_that_might_have_been_needed():
+    """vLLM 0.11.1 and 0.12: 64 tokens x 8 + 128 experts x 127 rows, in whole blocks of 128, whoever was chosen; from
+    0.13 on only blocks with a token; FlashInfer's kernel from 0.16 on."""
+    works = work_of_experts("0.12.0")
+    up, down = works["experts_up_proj"].problem, works["experts_down_proj"].problem
+    assert (up.m, up.n, up.k) == (16_768, 2 * 1536, 4096)
+    assert (down.m, down.n, down.k) == (16_768, 4096, 1536)
+    assert works["experts_activation"].activation_bytes == 3 * 16_768 * 1536 * 2
+    skipped = work_of_experts("0.13.0")
+    assert skipped["experts_up_proj"].problem.m == pytest.approx(128 * 128, rel=0.1)  # most experts have one block
+    assert skipped["experts_up_proj"].problem.m < 128 * 128
+    assert skipped["experts_activation"] == works["experts_activation"]
+    (whole,) = work_of_experts("0.16.0").values()
+    # Each expert that was chosen is read once, by either way.
+    read = works["experts_up_proj"].weight_bytes + works["experts_down_proj"].weight_bytes
+    assert read == pytest.approx(whole.weight_bytes, rel=1e-6)
+    assert whole.flops < works["experts_up_proj"].flops / 10
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_aligned"),
+    [
+        ({"version": "0.11.0"}, False),  # Hopper: by the size of the step
+        ({"version": "0.11.0", "device": "b200-sxm"}, True),
+        ({"version": "0.12.0", "device": "l40s"}, False),
+        ({"version": "0.12.0", "enable_expert_parallel": True, "tensor_parallel_size": 4}, True),
+    ],
+)
+def test_which_experts_run_deepgemm(engine, is_aligned):
+    assert ("experts_up_proj" in work_of_experts(**engine)) == is_aligned
+
+
+def test_experts_of_other_ranks_need_no_room():
+    """64 x 8 + 32 x 127 rows on each of four ranks: half a block less than 36 of them."""
+    ranks = {"enable_expert_parallel": True, "tensor_parallel_size": 4}
+    assert work_of_experts("0.12.0", **ranks)["experts_up_proj"].problem.m == 36 * 128
+
+
 def test_a_norm_over_all_heads_asks_the_other_ranks():
     """One message of two sums a token and layer; none on a single device, none where each head has its own norm."""
     assert "qk_norm_all_reduce" not in names("minimax-m2.5")
