@@ -211,7 +211,8 @@ def test_a_dry_run_gives_results_of_every_part_and_the_report(tmp_path):
         results, text = read_measurements(out), report.read_text(encoding="utf-8")
         counts = results.info.parts_done
         shown = (f"of {counts['kernels']} kernels", f"of {counts['steps']} steps", "mean TPOT", "| speedup |")
-        missing = [part for part in TASKS if part != "vllm" and not counts[part]] + [it for it in shown if it not in text]
+        missing = [part for part in TASKS if part != "vllm" and not counts[part]]
+        missing += [words for words in shown if words not in text]
         if not missing:
             break
     assert not missing
