@@ -1,6 +1,7 @@
 """Number formats: how many bytes a weight takes, and what an engine's `quantization` or `dtype` argument means.
 
-Knows formats and methods by name (`workloads/tables/number_formats.yaml`); nothing of kernels or of how a checkpoint writes its settings (`hf/quantization.py`).
+Knows formats and methods by name (`workloads/tables/number_formats.yaml`); nothing of kernels or of how a checkpoint
+writes its settings (`hf/quantization.py`).
 What a cached token takes: number formats by its age, and how many tokens eviction leaves of a sequence."""
 
 from collections.abc import Mapping

@@ -148,7 +148,9 @@ def _decoder_layers(fields: Fields, family: Family) -> list[Layer]:
         return [_searched_block(fields, family, block) for block in fields.items("block_configs")]
     pattern = fields.get("hybrid_override_pattern")
     if pattern is None and fields.model_type == "nemotron_h":
-        pattern = "".join(_TABLE["pattern_letters"].get(str(word), "?") for word in fields.items("layers_block_type")) or None
+        pattern = (
+            "".join(_TABLE["pattern_letters"].get(str(word), "?") for word in fields.items("layers_block_type")) or None
+        )
     if pattern is not None:
         # Nemotron-H: M a scan, * attention, - dense, E experts; each layer holds one of them.
         if not isinstance(pattern, str) or set(pattern) - set("M*-E"):

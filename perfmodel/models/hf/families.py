@@ -6,6 +6,7 @@ defaults of a Llama-like decoder."""
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
 from perfmodel.errors import SpecError
 from perfmodel.files.tables import load_table
 from perfmodel.models.architecture import DEFAULT_ROUTING, Routing
@@ -50,7 +51,7 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, int | str]] = _TABLE["class_defaults"]
 def _families() -> dict[str, Family]:
     """By model type."""
     named: dict[str, Family] = {"": Family()}
-    result = {}
+    result: dict[str, Family] = {}
     for name, row in _TABLE["families"].items():
         facts = {"types": [name], "like": "", **row}
         types, like = facts.pop("types"), named[facts.pop("like")]
