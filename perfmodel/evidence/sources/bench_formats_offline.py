@@ -18,16 +18,12 @@ from perfmodel.errors import SpecError
 from perfmodel.evidence.sources.bench_run import MAX_TOKENS, Figure, Format, Place, ResultFields, statistics_of
 from perfmodel.evidence.sources.local import METRICS, LocalSetup
 from perfmodel.evidence.sources.setups import quantization_of
+from perfmodel.files.tables import load_table
 
 _FILE_TYPE = re.compile(r"[-._](i?q\d\w*|bf16|f16|f32|mxfp4)(?=\.gguf$|-\d{5}-of-\d{5}\.gguf$)", re.IGNORECASE)
 _TYPE = re.compile(r"\b(I?Q\d_\w+|Q\d_K(?: - (?:Small|Medium|Large))?|BF16|F16|F32|MXFP4)", re.IGNORECASE)
 _SIZES = {" - small": "_s", " - medium": "_m", " - large": "_l"}
 _PARTS = re.compile(r"-\d{5}-of-\d{5}$")
-_BACKENDS = {
-    **{name: name for name in ("cuda", "rocm", "vulkan", "metal", "opencl", "sycl", "cpu")},
-    **{"hip": "rocm", "mtl": "metal", "blas": "cpu"},
-}
-_BACKEND_ORDER = ("cuda", "rocm", "hip", "vulkan", "metal", "mtl", "opencl", "sycl", "blas", "cpu")
 _AUTO = "-1"  # of flash_attn: as the backend has it
 _MAX_PARAMETERS = 1e14
 
@@ -53,7 +49,8 @@ def _llama_backend(fields: ResultFields) -> str:
     if str(fields.data.get("n_gpu_layers")) == "0":  # -1 for all that fit
         return "cpu"
     backends = fields.text("backends").lower()
-    return next((_BACKENDS[theirs] for theirs in _BACKEND_ORDER if theirs in backends), "cpu")
+    known = load_table("published_words")["llama_backends"]
+    return str(next((ours for theirs, ours in known if theirs in backends), "cpu"))
 
 
 def _llama_setup(fields: ResultFields) -> LocalSetup:
