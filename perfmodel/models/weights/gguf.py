@@ -9,7 +9,7 @@ for Llama-like models without an importance matrix."""
 import re
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -193,13 +193,20 @@ def _stored_bits(tensors: _Tensors) -> dict[str, float]:
     return means
 
 
-# (layer, number of layers) -> whether the wider format is taken there
-_Where = Callable[[int, int], bool]
-
-
 def _more_bits(i: int, n: int) -> bool:
     """llama.cpp's `use_more_bits`: the first and last eighth, and every third layer between."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
+
+
+# Where a wider format is taken: layer i of n.
+_WHERE: Mapping[str, Callable[[int, int], bool]] = {
+    "all": lambda i, n: True,
+    "more_bits": _more_bits,
+    "first 2": lambda i, n: i < 2,
+    "first 4": lambda i, n: i < 4,
+    "first eighth": lambda i, n: i < n // 8,
+    "first sixteenth": lambda i, n: i < n // 16,
+}
 
 
 @dataclass(frozen=True)
@@ -207,42 +214,12 @@ class GgufMix:
     """main: the format of all tensors but those named; `tensors`: name -> (format, where), the first that applies."""
 
     main: str
-    tensors: Mapping[str, tuple[tuple[str, _Where], ...]] = field(default_factory=dict)
+    tensors: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     head: str = "q6_k"
     embedding: str | None = None
 
 
-def _all(form: str) -> tuple[tuple[str, _Where], ...]:
-    return ((form, lambda i, n: True),)
-
-
-_PLAIN_MIXES = ("q4_0", "q4_1", "q5_0", "q5_1", "q6_k", "iq4_nl", "iq4_xs", "iq3_s")
-_MORE_BITS = dict.fromkeys(("v", "down"), (("q6_k", _more_bits),))
-
-GGUF_MIXES: Mapping[str, GgufMix] = {
-    **{name: GgufMix(name) for name in _PLAIN_MIXES},
-    "q8_0": GgufMix("q8_0", head="q8_0"),
-    # Of the smallest formats the base one; tables of words stay wider.
-    "iq3_xxs": GgufMix("iq3_xxs", embedding="iq3_s"),
-    "iq2_s": GgufMix("iq2_s", head="q5_k", embedding="iq3_s"),
-    **{name: GgufMix(name, head="q5_k", embedding="q2_k") for name in ("iq2_xxs", "iq2_xs", "iq1_s", "iq1_m")},
-    **{name: GgufMix(name, embedding="q4_k") for name in ("tq1_0", "tq2_0")},
-    "q2_k": GgufMix("q2_k", dict.fromkeys(("v", "down", "out"), _all("q3_k")) | {"v_shared": _all("q4_k")}),
-    "q3_k_s": GgufMix("q3_k"),
-    "q3_k_m": GgufMix(
-        "q3_k",
-        {
-            "v": (("q5_k", lambda i, n: i < 2), *_all("q4_k")),
-            "down": (("q5_k", lambda i, n: i < n // 16), *_all("q4_k")),
-            "out": _all("q4_k"),
-        },
-    ),
-    "q3_k_l": GgufMix("q3_k", dict.fromkeys(("v", "down", "out"), _all("q5_k"))),
-    "q4_k_s": GgufMix("q4_k", {"v": (("q5_k", lambda i, n: i < 4),), "down": (("q5_k", lambda i, n: i < n // 8),)}),
-    "q4_k_m": GgufMix("q4_k", _MORE_BITS),
-    "q5_k_s": GgufMix("q5_k"),
-    "q5_k_m": GgufMix("q5_k", _MORE_BITS),
-}
+GGUF_MIXES = {name: GgufMix(**{"main": name, **row}) for name, row in _TABLE["mixes"].items()}
 
 
 def tensor_formats(model: ModelSpec, name: str) -> list[dict[str, str]]:
@@ -280,7 +257,7 @@ def component_bits(model: ModelSpec, name: str, bits: Mapping[str, float]) -> tu
 
 def _format_of(mix: GgufMix, tensor: str, layer: int, num_layers: int) -> str:
     rules = mix.tensors.get(tensor, mix.tensors.get(tensor.removesuffix("_shared"), ()))
-    return next((wide for wide, where in rules if where(layer, num_layers)), mix.main)
+    return next((wide for wide, where in rules if _WHERE[where](layer, num_layers)), mix.main)
 
 
 def _tensors(layer: Layer, hidden: int) -> list[tuple[str, str, int]]:
