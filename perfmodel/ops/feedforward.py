@@ -124,7 +124,7 @@ def moe_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
 
 def _expert_node(ffn: MoEFFN, context: LayerContext) -> OperatorNode:
     shard, form = context.shard, context.format("experts")
-    intermediate = shard.expert_columns(ffn.intermediate_size)
+    intermediate = ceil(ffn.intermediate_size / shard.moe_tp)
     width, local = ffn.latent_size or context.hidden, shard.local_experts(ffn.num_experts)
     sizes = {"width": width, "intermediate": intermediate, "local_experts": local}
     kernels = context.experts.num_kernels if context.experts is not None else None

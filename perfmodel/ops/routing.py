@@ -176,6 +176,12 @@ def expected_tiles(num_tokens: float, probability: float) -> Values:
     return np.array([above[::t].sum() for t in TILE_ROWS])
 
 
+def uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
+    """Expected load of any rank with ceil(E / ranks) experts: its share of D, and n k E_local / E assignments."""
+    local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
+    return _uniform(local, num_tokens, top_k / ffn.num_experts)
+
+
 def _largest_of(count: int) -> float:
     """Expected maximum of `count` standard normals. Source: Blom 1958 (order statistics)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
