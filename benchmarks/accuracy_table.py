@@ -137,7 +137,7 @@ SETS = (
     MeasuredSet(
         "accepted lengths of drafts",
         "measurements/acceptance",
-        "perfmodel.evidence.kinds.acceptance:validate_acceptance",
+        "perfmodel.evidence.kinds.runs:validate_acceptance",
         {"acceptance_length": "tokens a step"},
     ),
     MeasuredSet(

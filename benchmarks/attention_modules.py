@@ -23,7 +23,9 @@ import numpy as np
 from perfmodel.cost import load_calibration
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.evidence.sources.kernels import KernelTable, engine_and_version, read_table
-from perfmodel.models import GatedDeltaNet, ModelSpec, load_model
+from perfmodel.models import load_model
+from perfmodel.models.architecture import GatedDeltaNet
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops import BatchShape
 from perfmodel.ops.graphs.layers import layer_nodes
 from perfmodel.ops.node import LayerContext

@@ -304,7 +304,7 @@ class Kind(StrEnum):
 
 # Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind is.
 _READERS = {
-    Kind.acceptance: "perfmodel.evidence.kinds.acceptance:validate_acceptance",
+    Kind.acceptance: "perfmodel.evidence.kinds.runs:validate_acceptance",
     Kind.energy: "perfmodel.evidence.kinds.runs:validate_energy",
     Kind.local: "perfmodel.evidence.kinds.pooled:validate_local",
     Kind.mlperf: "perfmodel.evidence.kinds.pooled:validate_mlperf",

@@ -14,6 +14,7 @@ have parameters by backend, fitted without the group. The intervals of both are 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,19 +34,17 @@ from perfmodel.evidence.fit.parameters import LinearErrors, with_facts
 from perfmodel.evidence.fit.power import fit_power, predict_all
 from perfmodel.evidence.fit.systems import MODULES, groups_of, key_of
 from perfmodel.evidence.fit.whole_runs import without_own
-from perfmodel.evidence.kinds.acceptance import validate_acceptance
 from perfmodel.evidence.kinds.operators import PredictedKernel, own_calibration, report_kernels
-from perfmodel.evidence.kinds.pooled import report_pooled
-from perfmodel.evidence.kinds.runs import report_energy, report_serving, report_steady_state
+from perfmodel.evidence.kinds.pooled import report_pooled, validate_mlperf, validate_served
+from perfmodel.evidence.kinds.runs import report_energy, report_serving, report_steady_state, validate_acceptance
 from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress, reported
 from perfmodel.evidence.predict.recorded import shortened_stages, simulate_runs, simulate_steady_states
-from perfmodel.evidence.predict.results import predict_rows, predict_served
+from perfmodel.evidence.predict.results import predict_rows
 from perfmodel.evidence.report import ValidationReport
 from perfmodel.evidence.sources.energy import read_energy_rows
 from perfmodel.evidence.sources.kernels import Group, KernelTable, read_table, table_files
 from perfmodel.evidence.sources.local import read_local_rows
 from perfmodel.evidence.sources.recorded import read_serving_runs
-from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows, read_served_rows
 from perfmodel.evidence.sources.steady import read_steady_states
 from perfmodel.specs import load_hardware
 from perfmodel.specs.scenario import Scenario
@@ -280,10 +279,10 @@ def _related(rows: Group, own: Calibration, left_out: str) -> Calibration:
     return own.model_copy(update={"families": families, "others": {}})
 
 
-def _published(kind: str, path: Path, progress: Progress | None) -> ValidationReport:
-    rows, unread = (read_mlperf_rows if kind == "mlperf" else read_served_rows)(path)
-    pairs = predict_served(rows, devices_folder(path), progress, without_own(load_whole_runs()))
-    return report_pooled(kind, pairs, unread)
+def _published(
+    validate: Callable[..., ValidationReport], path: Path, _: str, progress: Progress | None
+) -> ValidationReport:
+    return validate(path, progress, without_own(load_whole_runs()))
 
 
 def _energy(path: Path, group: str, progress: Progress | None) -> ValidationReport:
@@ -294,7 +293,7 @@ def _energy(path: Path, group: str, progress: Progress | None) -> ValidationRepo
         aside, rest = (
             [row for row, its in zip(rows, names, strict=True) if (its == name) is is_out] for is_out in (True, False)
         )
-        pairs += predict_all(aside, fit_power(rest, is_crossed=False), progress)
+        pairs += predict_all(aside, progress, fit_power(rest, is_crossed=False))
     return report_energy(pairs, unread)
 
 
@@ -307,7 +306,7 @@ _KINDS: Mapping[str, tuple[tuple[str, ...], _Report]] = {
     "serving": (_ALL, _serving),
     "steady-state": (_ALL, _steady_state),
     "local": (("device", "model"), _local),
-    "mlperf": (("architecture",), lambda path, _, progress: _published("mlperf", path, progress)),
-    "served": (("architecture",), lambda path, _, progress: _published("served", path, progress)),
+    "mlperf": (("architecture",), partial(_published, validate_mlperf)),
+    "served": (("architecture",), partial(_published, validate_served)),
     "acceptance": (tuple(FOLDS), lambda path, group, progress: validate_acceptance(path, progress, group)),
 }

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.cost.calibrations.provenance import Provenance, provenance_of
 from perfmodel.evidence.observation import NO_INTERVAL, Prediction, grouped
+from perfmodel.files.tables import load_table
 from perfmodel.renderable import Renderable, columns_of
 from perfmodel.trust.index import MeasuredRow, MeasuredSetup, setup_of
 
@@ -291,6 +292,11 @@ def by_dimension(comparisons: Sequence[Comparison]) -> dict[str, dict[str, Error
     return result
 
 
+def about_of(kind: str) -> str:
+    """What a kind compares, and which of it calibrations were fitted to: a paragraph of its report."""
+    return str(load_table("validations")[kind])
+
+
 Breakdown = Callable[[Comparison, int], Mapping[str, Any]]
 
 
@@ -378,10 +384,9 @@ def report_of(
     pairs: Sequence[Prediction],
     left_out: Sequence[tuple[str, str]],
     comparisons: Sequence[Comparison],
-    about: str,
-    num_worst: int,
-    breakdown: Breakdown,
+    breakdown: Breakdown = lambda *_: {},
     notes: Sequence[str] = (),
+    num_worst: int = 5,
     counted: Sequence[Comparison] | None = None,
     groups: Sequence[Mapping[str, Mapping[str, ErrorStats]]] = ({}, {}),
 ) -> ValidationReport:
@@ -389,7 +394,7 @@ def report_of(
 
     kind, pairs, left_out: the kind's rows, and (row, reason) of unreadable ones
     comparisons: by metric; counted: those used for `metrics` and `worst`, default: all
-    about, notes: as of the report; num_worst, breakdown: as of `worst_of`
+    notes: as of the report, which has its kind's `about`; num_worst, breakdown: as of `worst_of`
     groups:      of `by`, before and after those of the dimensions"""
     counted = comparisons if counted is None else counted
     covered = [pair for pair in pairs if not pair.reason]
@@ -403,5 +408,5 @@ def report_of(
         notes=[*notes, *not_covered(pairs, left_out)],
         comparisons=comparisons,
         provenance=provenance_of([pair.scenario for pair in covered if pair.scenario is not None]),
-        about=about,
+        about=about_of(kind),
     )

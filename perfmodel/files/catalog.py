@@ -12,12 +12,13 @@ from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.sandbox import PACKAGE, is_allowed, is_only_names, refuse_path, refused
 
 _Hardware = Literal["hardware", "families", "architectures", "engines", "commands", "networks", "prices"]
-_Workloads = Literal["models", "traffic", "scenarios", "studies", "techniques"]
+_Workloads = Literal["models", "tables", "traffic", "scenarios", "studies", "techniques"]
 Kind = Literal[_Hardware, _Workloads, "calibrations", "validated", "reports", "dashboards"]
 
 # The folder of each, and what one of its files is called in errors.
 _KINDS: dict[Kind, tuple[str, str]] = {
     "models": ("workloads/models", "model"),
+    "tables": ("workloads/tables", "table"),
     "hardware": ("hardware_specs", "hardware"),
     "families": ("hardware_specs/families", "family of devices"),
     "architectures": ("hardware_specs/architectures", "architecture"),

@@ -6,17 +6,14 @@ proved against Hugging Face's implementations (`tests/parity/test_against_transf
 The number format that a checkpoint's name ends with: `nvidia/Llama-3.3-70B-Instruct-FP8`, `Qwen3-32B-AWQ`."""
 
 import re
+from collections.abc import Mapping
 
+from perfmodel.files.tables import load_table
 from perfmodel.models import architecture as arch
 from perfmodel.models.spec import ModelSpec
 
 # Model types of config.json files. `unknown` is a file without one, read as a Llama-like decoder.
-FAMILIES = (
-    *("deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "glm4_moe", "granite"),
-    *("kimi_k2", "llama", "mamba2", "mimo", "minimax_m2", "mistral", "mixtral", "nemotron_h", "olmo2", "phi3"),
-    *("qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "smollm3"),
-    "unknown",
-)
+FAMILIES: tuple[str, ...] = tuple(load_table("model_families")["executed"])
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "sigmoid", "silu", "swiglu_oai")
 ROPE_SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 
@@ -87,20 +84,7 @@ def _of_changes(model: ModelSpec, layer: arch.Layer) -> str | None:
     return None
 
 
-# What a checkpoint's name ends with, and which quantization that is: weights as the tools of that name write them.
-_QUANTIZATION_OF: dict[str, str | None] = {
-    **dict.fromkeys(("fp8", "fp8-dynamic", "fp8-kv"), "fp8"),
-    "fp8-block": "fp8_block",
-    **dict.fromkeys(("nvfp4", "fp4"), "nvfp4"),
-    "mxfp4": "mxfp4",
-    **dict.fromkeys(("awq", "awq-int4", "awq-4bit"), "awq"),
-    **dict.fromkeys(("gptq", "gptq-int4", "gptq-4bit"), "gptq"),
-    **dict.fromkeys(("int4", "w4a16", "w4a16-g128"), "w4a16"),
-    **dict.fromkeys(("int8", "w8a8"), "w8a8"),
-    **dict.fromkeys(("gptq-int8", "w8a16"), "w8a16"),
-    "bnb-4bit": "bitsandbytes",
-    "bf16": None,
-}
+_QUANTIZATION_OF: Mapping[str, str | None] = load_table("number_formats")["name_endings"]
 # Who scales FP8 weights by blocks of 128 x 128 instead of by tensors or channels.
 _FP8_IN_BLOCKS = ("qwen",)
 _FORMAT_AT_THE_END = re.compile(

@@ -1,6 +1,7 @@
 """Number formats: how many bytes a weight takes, and what an engine's `quantization` or `dtype` argument means.
 
-Knows formats and methods by name; nothing of kernels or of how a checkpoint writes its settings (`hf/quantization.py`).
+Knows formats and methods by name (`workloads/tables/number_formats.yaml`); nothing of kernels or of how a checkpoint
+writes its settings (`hf/quantization.py`).
 What a cached token takes: number formats by its age, and how many tokens eviction leaves of a sequence."""
 
 from collections.abc import Mapping
@@ -8,105 +9,25 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.files.tables import load_table
 from perfmodel.models.architecture import Attention, MoEFFN, QuantizationSpec
 from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.gguf import GGML_BLOCKS, GGUF_MIXES, component_bits
 
-# Bits of one element without its scales; mxfp4, mxfp8, nvfp4 and nf4 with the scales that their definition fixes:
-# mxfp4 4 + 8/32, nvfp4 4 + 8/16 (OCP MX 1.0; NVIDIA Blackwell), nf4 4 + 8/64 + 32/16384 (double quantization).
+_TABLE = load_table("number_formats")
 BITS_PER_WEIGHT: Mapping[str, float] = {
-    "fp32": 32.0,
-    "tf32": 32.0,
-    "bf16": 16.0,
-    "fp16": 16.0,
-    "fp8": 8.0,
-    "int8": 8.0,
-    "fp6": 6.0,
-    "int4": 4.0,
-    "fp4": 4.0,
-    "int3": 3.0,
-    "int2": 2.0,
-    "mxfp8": 8.25,
-    "mxfp4": 4.25,
-    "nvfp4": 4.5,
-    "nf4": 4.127,
-    # BitNet: log2(3) bits a ternary weight at best (b1.58), 1 bit a binary one; one scale per tensor, not counted
-    "ternary": 1.58,
-    "binary": 1.0,
+    **_TABLE["bits"],
     # llama.cpp's block formats, scales included
     **{name: 8 * size / elements for name, elements, size in GGML_BLOCKS.values() if elements > 1},
 }
-
-# Bits of one scale (and zero point) per group, where `group_size` says how long a group is.
-_SCALE_BITS: Mapping[str, float] = {"fp8": 32.0, "int8": 16.0, "int4": 16.0, "int3": 16.0, "int2": 16.0, "fp4": 16.0}
-
+_SCALE_BITS: Mapping[str, float] = _TABLE["scale_bits"]
 GROUPED_FORMATS = ("int8", "int4", "int3", "int2")  # elements may share scales in groups of any size
-
-# The peak rate (a key of `peak_flops_per_s`) that multiplies operands of a format.
-_MATMUL_RATE: Mapping[str, str] = {"mxfp4": "fp4", "nvfp4": "fp4", "mxfp8": "fp8", "nf4": "bf16"}
-
-_DTYPES: Mapping[str, str] = {
-    **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
-    **dict.fromkeys(("float16", "fp16", "half"), "fp16"),
-    **dict.fromkeys(("float32", "fp32", "float"), "fp32"),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "fp8"), "fp8"),
-}
-
-_KV_DTYPES: Mapping[str, str] = {
-    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"), "fp8"),
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float32": "fp32",
-}
-
-# Dettmers et al. 2022: more than 99.9 % of the values are multiplied in INT8 at the threshold of 6.
-_OUTLIER_SHARE = 0.001
-
-_FP8 = QuantizationSpec(method="fp8", weights="fp8", activations="fp8")
-_INT8 = QuantizationSpec(method="int8", weights="int8", activations="int8")
-_W4A16 = QuantizationSpec(method="awq", weights="int4", group_size=128)
-_GPTQ3 = replace(_W4A16, method="gptq", weights="int3")
-_NVFP4 = QuantizationSpec(method="nvfp4", weights="nvfp4", activations="nvfp4", group_size=16)
-
-# What an engine's `quantization` argument makes of an unquantized checkpoint: vLLM's names and the short ones.
-METHODS: Mapping[str, QuantizationSpec] = {
-    "none": QuantizationSpec(),
-    "fp8": _FP8,
-    "w8a8_fp8": _FP8,
-    "fp8_block": replace(_FP8, group_size=128, group_rows=128),
-    "fp8_w8a16": QuantizationSpec(method="fp8_w8a16", weights="fp8"),
-    "mxfp8": QuantizationSpec(method="mxfp8", weights="mxfp8", activations="mxfp8", group_size=32),
-    "int8": _INT8,
-    "w8a8": _INT8,
-    "w8a8_int8": _INT8,
-    "w8a16": QuantizationSpec(method="w8a16", weights="int8"),
-    "awq": _W4A16,
-    "awq_marlin": _W4A16,
-    "gptq": replace(_W4A16, method="gptq"),
-    "gptq_marlin": replace(_W4A16, method="gptq"),
-    "int4": replace(_W4A16, method="w4a16"),
-    "w4a16": replace(_W4A16, method="w4a16"),
-    "w4a8": replace(_W4A16, method="w4a8", activations="fp8"),
-    "mxfp4": QuantizationSpec(method="mxfp4", weights="mxfp4", group_size=32),
-    "nvfp4": _NVFP4,
-    "fp4": _NVFP4,
-    "modelopt": _FP8,
-    "modelopt_fp4": _NVFP4,
-    "int3": _GPTQ3,
-    "w3a16": _GPTQ3,
-    "w4a8_int8": replace(_W4A16, method="w4a8", activations="int8"),
-    "smoothquant": replace(_INT8, method="smoothquant", inputs_come_quantized=True),
-    "ternary": QuantizationSpec(method="bitnet", weights="ternary", activations="int8"),
-    "binary": QuantizationSpec(method="bitnet", weights="binary", activations="int8"),
-    "llm_int8": replace(_INT8, method="llm_int8", outlier_share=_OUTLIER_SHARE),
-    "bitsandbytes": QuantizationSpec(method="bitsandbytes", weights="nf4", group_size=64),
-}
-
-# Vector instructions that make a 16-bit number of a cached integer: conversion and multiply-add for a byte; shift and
-# mask before that below. An assumption: kernels that unpack in pairs or by permutation need up to half as many.
-_UNPACK = {"int8": 2.0, "int4": 4.0, "int3": 4.0, "int2": 4.0}
-# Without an instruction for it: sign and magnitude apart, shifted to bf16's places, joined, times a power of two.
-_WITHOUT_INSTRUCTION = {"fp8": 4.0}
+_MATMUL_RATE: Mapping[str, str] = _TABLE["matmul_rate"]
+_DTYPES: Mapping[str, str] = _TABLE["dtypes"]
+_KV_DTYPES: Mapping[str, str] = _TABLE["kv_dtypes"]
+METHODS: Mapping[str, QuantizationSpec] = {name: QuantizationSpec(**row) for name, row in _TABLE["methods"].items()}
+_UNPACK: Mapping[str, float] = _TABLE["unpack"]
+_WITHOUT_INSTRUCTION: Mapping[str, float] = _TABLE["unpack_without_instruction"]
 
 
 def kv_format(name: str) -> str:

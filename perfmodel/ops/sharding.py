@@ -80,6 +80,10 @@ class Sharding:
         """A dimension cut over tensor-parallel ranks."""
         return ceil(size / self.tp)
 
+    def expert_columns(self, size: int) -> int:
+        """Columns of an expert on a rank; all, under expert parallelism."""
+        return ceil(size / self.moe_tp)
+
     def kv_heads(self, num_kv_heads: int) -> int:
         """KV heads per device; replicated if fewer than ranks."""
         return max(1, ceil(num_kv_heads / self.tp))

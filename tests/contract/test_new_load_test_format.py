@@ -1,6 +1,5 @@
-"""A load test's format is one mapping in two files: where its figures stand, and its place in the list of formats."""
+"""A load test's format whose figures and facts stand each in one place is a row of a table."""
 
-import filecmp
 import json
 import shutil
 import subprocess
@@ -10,26 +9,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = Path("perfmodel/evidence/sources")
-MAX_FILES, MAX_LINES = 2, 25
-MAPPING = """
-
-# ---------------------------------------------------------------- stopwatch
-
-STOPWATCH = Format(
-    names=("stopwatch",),
-    keys=frozenset({"stopwatch", "answered"}),
-    figures=(
-        ("mean_ttft_ms", ("latency", "first_token"), 1e3),
-        ("mean_e2el_ms", ("latency", "whole"), 1e3),
-        ("output_throughput", ("rate",), 1.0),
-    ),
-    completed=("answered",),
-    failed=("lost",),
-    version=("stopwatch",),
-    load={"concurrency": ("users",), "prompt": ("tokens", "in"), "answer": ("tokens", "out")},
-    says={"model": ("server", "model"), "hardware": ("server", "device")},
-)
+ROW = """
+stopwatch:
+  names: [stopwatch]
+  keys: [stopwatch, answered]
+  figures:
+  - [mean_ttft_ms, [latency, first_token], 1e3]
+  - [mean_e2el_ms, [latency, whole], 1e3]
+  - [output_throughput, [rate], 1.0]
+  completed: [answered]
+  failed: [lost]
+  version: [stopwatch]
+  load: {concurrency: [users], prompt: [tokens, in], answer: [tokens, out]}
+  says: {model: [server, model], hardware: [server, device]}
 """
 RESULT = {
     "stopwatch": "2.1",
@@ -45,30 +37,17 @@ RESULT = {
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A copy of the package, to which the format is added."""
+    """A copy of the package and of its tables, to which the row is added."""
     shutil.copytree(ROOT / "perfmodel", tmp_path / "perfmodel", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("hardware_specs", "workloads", "reports", "measurements"):
+    shutil.copytree(ROOT / "workloads/tables", tmp_path / "workloads/tables")
+    for name in ("hardware_specs", "reports", "measurements", "workloads/models", "workloads/traffic"):
         (tmp_path / name).symlink_to(ROOT / name)
-    formats, listed = (tmp_path / SOURCES / name for name in ("bench_formats.py", "bench.py"))
-    formats.write_text(formats.read_text(encoding="utf-8") + MAPPING, encoding="utf-8")
-    text = listed.read_text(encoding="utf-8")
-    for before in ("INFERENCEX, ", "INFERENCEX, MLPERF"):
-        assert before in text
-        text = text.replace(before, before.replace("INFERENCEX, ", "INFERENCEX, STOPWATCH, "), 1)
-    listed.write_text(text, encoding="utf-8")
+    with (tmp_path / "workloads/tables/load_tools.yaml").open("a", encoding="utf-8") as table:
+        table.write(ROW)
     return tmp_path
 
 
-def changed(before, after):
-    """Files that differ, or are new."""
-    compared = filecmp.dircmp(before, after, ignore=["__pycache__"])
-    below = [name for sub in compared.common_dirs for name in changed(before / sub, after / sub)]
-    return [*compared.diff_files, *compared.right_only, *below]
-
-
-def test_a_new_format_is_a_mapping_in_at_most_two_files(checkout):
-    assert len(changed(ROOT / "perfmodel", checkout / "perfmodel")) <= MAX_FILES
-    assert len(MAPPING.strip().splitlines()) <= MAX_LINES
+def test_a_new_format_is_a_row_of_the_table(checkout):
     file = checkout / "run.json"
     file.write_text(json.dumps(RESULT), encoding="utf-8")
 

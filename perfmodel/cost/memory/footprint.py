@@ -17,10 +17,10 @@ two leaves is for blocks. Not modelled: an encoder's activations (some 0.3 GB fo
 two devices, less than its sampler takes)."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perfmodel.models import architecture as arch
 from perfmodel.models.number_formats import bytes_per_weight, kv_element_bytes, kv_surplus
@@ -34,41 +34,33 @@ from perfmodel.ops.recurrent import STATE_BYTES, conv_channels, linear_heads, st
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.spec import EngineSpec
 
+# Sizes of a block that ranks share out, and the function of `Sharding` that cuts each.
+_CUT: Mapping[type[arch.Mixer | arch.FeedForward], Mapping[str, str]] = {
+    arch.Attention: {"num_heads": "columns", "num_kv_heads": "kv_heads"},
+    arch.LinearAttention: {"num_heads": "columns", "num_kv_heads": "kv_heads"},
+    arch.LatentAttention: {"num_heads": "columns"},
+    arch.CompressedAttention: {"num_heads": "columns", "o_groups": "columns"},
+    arch.GatedDeltaNet: {"num_key_heads": "columns", "num_value_heads": "columns"},
+    arch.Mamba: {"num_heads": "columns", "num_groups": "columns"},
+    arch.DenseFFN: {"intermediate_size": "columns"},
+    arch.MoEFFN: {
+        "num_experts": "local_experts",
+        "intermediate_size": "expert_columns",
+        "shared_intermediate_size": "columns",
+    },
+}
+
 
 def shard_layer(layer: arch.Layer, shard: Sharding) -> arch.Layer:
     """The part of a layer on one device, as a layer of smaller sizes."""
-    return replace(layer, mixer=_shard_mixer(layer.mixer, shard), ffn=_shard_ffn(layer.ffn, shard))
+    return replace(layer, mixer=_cut(layer.mixer, shard), ffn=_cut(layer.ffn, shard))
 
 
-def _shard_mixer(mixer: arch.Mixer | None, shard: Sharding) -> arch.Mixer | None:
-    if isinstance(mixer, arch.Attention | arch.LinearAttention):
-        kv_heads = shard.kv_heads(mixer.num_kv_heads)
-        return replace(mixer, num_heads=shard.columns(mixer.num_heads), num_kv_heads=kv_heads)
-    if isinstance(mixer, arch.LatentAttention):
-        return replace(mixer, num_heads=shard.columns(mixer.num_heads))
-    if isinstance(mixer, arch.CompressedAttention):
-        return replace(mixer, num_heads=shard.columns(mixer.num_heads), o_groups=shard.columns(mixer.o_groups))
-    if isinstance(mixer, arch.GatedDeltaNet):
-        keys, values = shard.columns(mixer.num_key_heads), shard.columns(mixer.num_value_heads)
-        return replace(mixer, num_key_heads=keys, num_value_heads=values)
-    if isinstance(mixer, arch.Mamba):
-        return replace(
-            mixer, num_heads=shard.columns(mixer.num_heads), num_groups=max(1, shard.columns(mixer.num_groups))
-        )
-    return None
-
-
-def _shard_ffn(ffn: arch.FeedForward | None, shard: Sharding) -> arch.FeedForward | None:
-    if isinstance(ffn, arch.DenseFFN):
-        return replace(ffn, intermediate_size=shard.columns(ffn.intermediate_size))
-    if isinstance(ffn, arch.MoEFFN):
-        return replace(
-            ffn,
-            num_experts=shard.local_experts(ffn.num_experts),
-            intermediate_size=ceil(ffn.intermediate_size / shard.moe_tp),
-            shared_intermediate_size=shard.columns(ffn.shared_intermediate_size),
-        )
-    return None
+def _cut(block: Any, shard: Sharding) -> Any:
+    if block is None:
+        return None
+    sizes = {name: getattr(shard, way)(getattr(block, name)) for name, way in _CUT[type(block)].items()}
+    return replace(block, **sizes)
 
 
 def weights(
@@ -325,6 +317,6 @@ def _intermediate(layer: arch.Layer, shard: Sharding, hidden: int) -> int:
     if isinstance(ffn, arch.DenseFFN):
         return (3 if ffn.gated else 2) * shard.columns(ffn.intermediate_size)
     if isinstance(ffn, arch.MoEFFN):
-        per_row = (3 if ffn.gated else 2) * ceil(ffn.intermediate_size / shard.moe_tp) + (ffn.latent_size or hidden)
+        per_row = (3 if ffn.gated else 2) * shard.expert_columns(ffn.intermediate_size) + (ffn.latent_size or hidden)
         return ceil(ffn.top_k * shard.dp / shard.ep) * per_row
     return 0

@@ -14,7 +14,7 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.executed.bridge import Progress, load_executor
 from perfmodel.evidence.executed.technique import Outcome, Technique, TechniqueRun, TechniqueVerdict
 from perfmodel.evidence.observation import reported
-from perfmodel.evidence.report import Comparison, Dimension, Rows, ValidationReport, pooled
+from perfmodel.evidence.report import Comparison, Dimension, Rows, ValidationReport, about_of, pooled
 from perfmodel.files.blocks import block_as
 from perfmodel.files.sandbox import LARGEST_TABLE_BYTES, parse_json, read_limited_text
 from perfmodel.specs import load_scenario
@@ -22,14 +22,6 @@ from perfmodel.specs.scenario import Scenario
 
 Measure = Callable[[Scenario, Scenario, str, int], list[TechniqueRun]]
 Judged = Callable[[TechniqueVerdict], None]
-
-_ABOUT = (
-    "Speedups of techniques over the same scenario without them, of whole served runs: simulated vs executed on "
-    "this machine's CPU. What is compared is the composition: for each technique one calibration was fitted here and "
-    "now to the times of two grids of steps, with the technique and without, measured in turns. So the technique's own "
-    "kernels were seen, and no step of the workloads was. Executed durations are thread CPU time (of several ranks "
-    "along their critical path) at the speed that the machine had while calibrating."
-)
 
 
 class Journal:
@@ -127,7 +119,7 @@ def validate_techniques(
         worst=comparison.rows.worst("speedup", 5),
         notes=[note, *reasons],
         comparisons=[comparison],
-        about=_ABOUT,
+        about=about_of("techniques"),
         techniques=[item.to_json() for item in sorted(verdicts, key=lambda item: item.technique.name)],
     )
 

@@ -16,7 +16,7 @@ from perfmodel.cost.kernel_models.attention.latent import LatentDecodeFit, Laten
 from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit, PrefillKernel, PrefillSizes
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Domain
-from perfmodel.evidence.fit.kernels import Groups, KernelModule, best_of, fit_groups, seconds_of
+from perfmodel.evidence.fit.kernels import Groups, KernelModule, best_of, fit_groups, search_of, seconds_of
 from perfmodel.evidence.sources.kernels import (
     Group,
     KernelTable,
@@ -104,12 +104,6 @@ _DECODES = {
 _DECODES["mmha_wide"] = _DECODES["mmha"]._replace(groups=(_WIDE,))  # beside trtllm_gen, which takes single heads
 _TRITON_SPLITS = (8.0, 16.0)  # of a context at most: SGLang's triton_attention_num_kv_splits; vLLM's segments
 _FREE_IF_UNKNOWN = ("group_traffic", "group_block")
-_DECODE_FREE = ("cache_speedup", "launch_s", "memory_fraction", "block_s", "block_bandwidth", "knee", "doubling_s")
-_DECODE_STARTS: tuple[dict[str, float], ...] = (
-    {},
-    {"block_s": 1e-6, "knee": 1.1},
-    {"launch_s": 4e-6, "block_s": 6e-6, "block_bandwidth": 0.6},
-)
 _MAX_BANDWIDTH = 0.95  # no kernel streams more of the declared peak; faster rows timed something else
 _BEYOND_CACHE = 1.5  # times L2: smaller KV may have come from there
 
@@ -157,7 +151,8 @@ def _fit_decodes(groups: Groups) -> FlashDecodeFit:
     kernels = [known] if known else [*_DECODES.values(), _Decodes()]
     if name == "triton":
         kernels += [_Decodes(DecodeKernel(most_splits=most, pays_splits=True)) for most in _TRITON_SPLITS]
-    free = (*_DECODE_FREE, *(known.free if known else _FREE_IF_UNKNOWN))
+    free, begins = search_of("decode")
+    free = (*free, *(known.free if known else _FREE_IF_UNKNOWN))
     if not known and name.endswith("_alone"):  # latents: one KV head for all query heads, which tiles share
         shapes = ((rows, waves, pays) for rows in (16, 64, 128) for waves in (1.0, 2.0) for pays in (False, True))
         kernels = [
@@ -168,18 +163,7 @@ def _fit_decodes(groups: Groups) -> FlashDecodeFit:
         FlashDecodeFit(kernel=k.kernel, domain=_domain(kv_format, head_dim, groups=k.groups if known else ()))
         for k in kernels
     ]
-    return best_of(groups, starts, free, _DECODE_STARTS, _MAX_ROWS)
-
-
-_PREFILL_FREE = (
-    *("cache_speedup", "launch_s", "tensor_fraction", "memory_fraction"),
-    *("block_tokens", "tail", "kv_weight", "write_s"),
-)
-_PREFILL_STARTS: tuple[dict[str, float], ...] = (
-    {},
-    {"block_tokens": 300.0, "tail": 1.0},
-    {"tensor_fraction": 0.8, "memory_fraction": 0.9, "kv_weight": 3.0},
-)
+    return best_of(groups, starts, free, begins, _MAX_ROWS)
 
 
 def prefill_sizes(table: KernelTable) -> PrefillSizes:
@@ -240,13 +224,13 @@ def _fit_prefills(groups: Groups) -> FlashPrefillFit:
     domain, is_fp8 = _domain(kv_format, head_dim), bytes_of(kv_format.removeprefix("kv_")) == 1
     kernels = _prefill_kernels(name, domain.head_dim or 0, is_fp8)
     facts: dict[str, Any] = {"domain": domain, "rate": "fp8" if is_fp8 else rate, "cache_speedup": 1.5}
-    free: tuple[str, ...] = _PREFILL_FREE
+    free, begins = search_of("prefill")
     if groups[0].key.startswith("encoder"):  # which has no KV cache to write
         free = tuple(name for name in free if name != "write_s")
     if len({group.device.exponentials for group in groups}) > 1:  # which tells the softmax from the products
         free, facts["softmax_ops"] = (*free, "softmax_ops"), 10.0
     starts = [FlashPrefillFit(kernel=kernel, **facts) for kernel in kernels]
-    return best_of(groups, starts, free, _PREFILL_STARTS, _MAX_ROWS)
+    return best_of(groups, starts, free, begins, _MAX_ROWS)
 
 
 # DeepSeek-V3 (config.json): hidden size, ranks of the query and of the latent, head sizes.

@@ -29,6 +29,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.evidence.fit.kernels import rounded, rounded_residuals, softened, weighted_quantiles
 from perfmodel.evidence.observation import Observation, grouped
 from perfmodel.evidence.sources.local import DeviceTable, LocalSetup, local_engine, local_scenario, row_tests
+from perfmodel.files.tables import load_table
 from perfmodel.ops.graphs.step import StepGraph, build_graph
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.engine.description import BackendFacts
@@ -169,46 +170,9 @@ class Start(NamedTuple):
     sd: float
 
 
-_FIXED = 1e-4
-GPU_START: dict[str, Start] = {
-    "launch_s": Start(8e-6, 1.0),
-    "unit_launch_s": Start(1e-12, _FIXED),
-    "memory_fraction": Start(0.88, 0.1),
-    "other_cycles": Start(0.1, 0.5),
-    "row_share": Start(0.3, 0.7),
-    "vector_knee": Start(3.0, 0.3),
-    "compute_fraction": Start(0.4, 0.7),
-    "float_compute_fraction": Start(0.5, 0.7),
-    "tile": Start(4000.0, 1.2),
-    "half_rows": Start(10.0, 0.7),
-    "knee": Start(1.6, 0.3),
-    "expert_memory": Start(0.8, 0.3),
-    "expert_compute": Start(0.7, 0.5),
-    "attention_fraction": Start(0.1, 1.0),
-    "kv_fraction": Start(0.4, 0.5),
-    "score_fraction": Start(0.05, 1.0),
-    "score_kv_fraction": Start(0.3, 0.5),
-    "core_w": Start(1.0, _FIXED),
-    "power": Start(1e-6, _FIXED),
-    "small_cores": Start(1.0, _FIXED),
-}
-CPU_START: dict[str, Start] = {
-    **GPU_START,
-    "unit_launch_s": Start(5e-7, 1.0),
-    "memory_fraction": Start(0.8, 0.3),
-    "other_cycles": Start(0.6, 0.5),
-    "compute_fraction": Start(0.7, 0.7),
-    "float_compute_fraction": Start(0.5, 0.7),
-    "tile": Start(10.0, _FIXED),
-    "kv_fraction": Start(0.5, 0.4),
-    "score_kv_fraction": Start(0.5, 0.4),
-    "core_w": Start(3.5, 0.4),
-    "power": Start(0.7, 0.4),
-    "small_cores": Start(1.5, 0.3),
-}
-GENERATION_SD = {"launch": 0.3, "memory": 0.05, "cycles": 0.3, "compute": 0.4}
-# Small beside the sd of the numbers themselves: where the newest version has no prompts, those of the one before count.
-VERSION_SD = {"launch": 0.4, "compute": 0.25, "float_compute": 0.25, "attention": 0.4}
+_TABLE = load_table("fit_parameters")
+GENERATION_SD: Mapping[str, float] = _TABLE["generation_sd"]
+VERSION_SD: Mapping[str, float] = _TABLE["version_sd"]
 
 
 @dataclass(frozen=True)
@@ -328,7 +292,7 @@ class _Problem:
         generations = [calibrated.generation_of(item.hardware) for item in settings]
         versions = [item.scenario.engine.described.version.described for item in settings]
         newest = max(versions, key=lambda text: parse_version(text or "0")[0])
-        starts = _starts(CPU_START if settings[0].is_cpu else GPU_START, related)
+        starts = _starts(settings[0].is_cpu, related)
         cycles, others = related.cycles if related is not None else {}, sorted(set(versions) - {newest})
         self.layout = ParameterLayout(starts, self.columns.forms, sorted(set(generations) - {""}), others, cycles)
         count = Counter((item.row.device, item.row.test) for item in settings)
@@ -429,8 +393,10 @@ class _Problem:
         return result[0], result[1]
 
 
-def _starts(own: dict[str, Start], related: calibrated.BackendFit | None) -> dict[str, Start]:
+def _starts(is_cpu: bool, related: calibrated.BackendFit | None) -> dict[str, Start]:
     """A backend with few devices starts from the numbers of a related one."""
+    rows = _TABLE["backends"] | (_TABLE["backends_of_cpus"] if is_cpu else {})
+    own = {name: Start(*row) for name, row in rows.items()}
     if related is None:
         return own
     return {

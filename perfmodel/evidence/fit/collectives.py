@@ -25,7 +25,7 @@ from perfmodel.cost.kernel_models.messages.collective import (
 )
 from perfmodel.cost.kernel_models.messages.links import link_for
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.kernels import Groups, KernelModule, fit_groups, seconds_of, with_residuals
+from perfmodel.evidence.fit.kernels import Groups, KernelModule, fit_groups, search_of, seconds_of, with_residuals
 from perfmodel.evidence.sources.kernels import Group, KernelTable, engine_and_version, format_bytes, numbers
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.messages import Exchange, Message, Route, Spread, distinct_ranks
@@ -34,12 +34,8 @@ from perfmodel.specs.architectures import find_architecture
 
 _KINDS = {"alltoall": "all_to_all"}
 _FREE_BEYOND = ("simple_start_s", "simple_fraction")
-_FREE = ("launch_s", "hop_s", "first_channel", "ramp_s", "low_latency_fraction", "memory_touches", *_FREE_BEYOND)
-_FREE_CUSTOM = ("launch_s", "peer_s", "one_shot_fraction", "two_shot_fraction", "sync_s")
 # What stays at its default over switches: sizes that no fit has seen were predicted as well without, or better.
 _SWITCHED = {"first_channel", "simple_start_s", "two_shot_fraction", "sync_s"}
-_STARTS: tuple[dict[str, float], ...] = ({}, {"first_channel": 0.05, "ramp_s": 5e-6}, {"low_latency_fraction": 0.5})
-_STARTS_CUSTOM: tuple[dict[str, float], ...] = ({}, {"one_shot_fraction": 0.2})
 _NO_ROWS = 3  # fewer rows do not determine a part of the kernel model
 _EAGER_FLOOR_S = 3e-5
 
@@ -82,7 +78,8 @@ def _fit(groups: Groups) -> CollectiveFit | CustomAllReduceFit:
 
     nccl = CollectiveFit(switch_ranks=switch_ranks, link_latency_s=latency_s)
     if key.endswith("/nccl"):
-        return fit_groups(groups, nccl, free=free(*_FREE), starts=_STARTS)
+        names, begins = search_of("collective")
+        return fit_groups(groups, nccl, free=free(*names), starts=begins)
     floor = _EAGER_FLOOR_S if key.startswith("collective_eager") else None
     result = CustomAllReduceFit(beyond=nccl, link_latency_s=latency_s, eager_floor_s=floor)
     small, large = (
@@ -93,8 +90,9 @@ def _fit(groups: Groups) -> CollectiveFit | CustomAllReduceFit:
         beyond = fit_groups(large, nccl, free=free(*_FREE_BEYOND)).model_copy(update={"residuals": Residuals()})
         result = result.model_copy(update={"beyond": beyond})
     if len(seconds_of(small)) > _NO_ROWS:
-        own = _FREE_CUSTOM if floor is None else ("eager_floor_s", *_FREE_CUSTOM[2:])
-        result = fit_groups(small, result, free=free(*own), starts=_STARTS_CUSTOM)
+        names, begins = search_of("custom_all_reduce")
+        own = names if floor is None else ("eager_floor_s", *names[2:])
+        result = fit_groups(small, result, free=free(*own), starts=begins)
     return with_residuals(result, groups)
 
 

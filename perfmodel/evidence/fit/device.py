@@ -34,6 +34,7 @@ from perfmodel.evidence.fit.whole_steps import features, fit_steps
 from perfmodel.evidence.sources.kernels import Group, KernelTable
 from perfmodel.evidence.sources.measured import KernelRecord, MeasuredStep, Measurements, Size
 from perfmodel.files.base import Spec
+from perfmodel.files.tables import load_table
 from perfmodel.ops.work import Work
 from perfmodel.specs import HardwareSpec, load_hardware
 from perfmodel.specs.scenario import Scenario
@@ -42,14 +43,7 @@ from perfmodel.specs.scenario_file import load_scenario
 ENGINE = EXECUTOR
 FitT = TypeVar("FitT", bound=Spec)
 
-# What a step of an engine in Python takes, seconds: priors, and where the search begins.
-_PRIORS = {
-    "serial_step_s": 2e-4,
-    "serial_per_sequence_s": 2e-6,
-    "prompt_step_s": 2e-4,
-    "hidden_prompt_layer_s": 1e-4,
-    "hidden_prompt_moe_layer_s": 1e-4,
-}
+_PRIORS: Mapping[str, float] = load_table("fit_parameters")["executor_host"]  # where the search begins
 _MOST = 100.0  # times the prior
 _STARTS = (1.0, 3.0, 10.0)  # times the priors of launches: what is shorter than the kernels does not show, and stays
 _PULL = 0.02  # of the logarithm of a parameter, beside relative errors of steps

@@ -18,6 +18,7 @@ from perfmodel.cost.kernel_models.messages import collective
 from perfmodel.cost.kernel_models.messages.links import link_for
 from perfmodel.evidence.sources.kernels import Group, KernelTable
 from perfmodel.files.base import Spec
+from perfmodel.files.tables import load_table
 
 Floats = NDArray[np.float64]
 FitT = TypeVar("FitT", bound=Spec)
@@ -67,6 +68,12 @@ class KernelModule(NamedTuple):
 
     groups: Callable[[KernelTable, DeviceFacts], list[Group]]
     fit: Callable[[Groups], Any]
+
+
+def search_of(kind: str) -> tuple[tuple[str, ...], tuple[dict[str, float], ...]]:
+    """(fitted parameters, where searches begin) of a kind of kernel, by `workloads/tables/fit_parameters.yaml`."""
+    row = load_table("fit_parameters")["kernels"][kind]
+    return tuple(row["free"]), tuple(row.get("starts", ({},)))
 
 
 def fit_groups(

@@ -22,7 +22,7 @@ from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.cost.kernel_models.roofline import FamilyFit, roofline_time
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.attention import DECODES, PROMPTS, decode_sizes, prefill_sizes
-from perfmodel.evidence.fit.kernels import Floats, Groups, fit_groups, predict, residuals_of
+from perfmodel.evidence.fit.kernels import Floats, Groups, fit_groups, predict, residuals_of, search_of
 from perfmodel.evidence.observation import table_rows
 from perfmodel.evidence.sources.kernels import Column, Group, KernelTable
 from perfmodel.files.yaml_loader import load_yaml
@@ -108,10 +108,6 @@ def fit_small_kernels(hardware: HardwareSpec, timed: Sequence[tuple[Work, float]
 
 
 _SOFTMAX_OPS = range(2, 100, 2)  # what is tried, in the digits that two cards give
-_FREE = (
-    *("launch_s", "tensor_fraction", "memory_fraction", "block_tokens"),
-    *("tail", "decode_tile", "empty_s", "reread"),
-)
 
 
 def read_profiles(folder: str | Path) -> list[KernelTable]:
@@ -184,8 +180,8 @@ def fit_attention(group: Group) -> Any:
 def _fit_mixed(groups: Groups, softmax_ops: float) -> MixedAttentionFit:
     domain = Domain(head_dim=int(float(groups[0].sizes.heads.head_dim[0])))
     start = MixedAttentionFit(domain=domain, rate="bf16", softmax_ops=softmax_ops)
-    starts: tuple[dict[str, float], ...] = ({}, {"tensor_fraction": 0.9})
-    return fit_groups(groups, start, free=_FREE, starts=starts, most_rows=3000)
+    free, starts = search_of("mixed")
+    return fit_groups(groups, start, free=free, starts=starts, most_rows=3000)
 
 
 def fit_softmax(cards: Groups) -> float:

@@ -20,7 +20,7 @@ from perfmodel.cost.kernel_models.attention.prefill import PrefillSizes
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.module import ModuleFit, ModuleSizes
 from perfmodel.evidence.fit.attention import PROMPTS
-from perfmodel.evidence.fit.kernels import Groups, KernelModule, fit_groups, seconds_of, within_ranges
+from perfmodel.evidence.fit.kernels import Groups, KernelModule, fit_groups, search_of, seconds_of, within_ranges
 from perfmodel.evidence.sources.kernels import (
     Group,
     KernelTable,
@@ -199,8 +199,6 @@ _APART = (
     *("op_name", "kernel_source", "phase", "gemm_type", "kv_cache_dtype", "mla_dtype", "bmm_dtype"),
     *("architecture", "score_mode"),
 )
-_FREE = ("launch_s", "gemm_fraction", "weight_fraction", "tensor_fraction", "index_fraction", "kv_fraction")
-_ALSO_FREE = ("memory_fraction", "cache_speedup", "block_share", "step_s", "floor_s", "host_s", "knee")
 
 
 def _groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
@@ -230,7 +228,7 @@ def _fit(groups: Groups) -> ModuleFit:
         "block_share": not has["blocks"],
         "host_s": not has["launches"],
     }
-    free = tuple(name for name in (*_FREE, *_ALSO_FREE) if not lacks.get(name))
+    free = tuple(name for name in search_of("module")[0] if not lacks.get(name))
     if len({group.device.has_own_host for group in groups}) > 1:
         free = (*free, "on_own_host")
     least = float(np.quantile(seconds_of(groups), 0.02))

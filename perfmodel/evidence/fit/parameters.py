@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from perfmodel.cost import EngineProfile
 from perfmodel.evidence.observation import Floats
 from perfmodel.files.base import Spec
+from perfmodel.files.tables import load_table
 from perfmodel.specs.engine.description import describe_engine
 
 Fitted = TypeVar("Fitted", bound=Spec)
@@ -33,12 +34,10 @@ class Parameter(NamedTuple):
     most: float
 
 
-# A step's host work that shows: launch gaps, copies, the sampler's synchronisation; and a sequence's: its row of inputs
-# and outputs. Whole runs of any kind determine them.
-STEP_PARAMETERS = (
-    Parameter("host.serial_step_s", 3e-4, 2e-5, 3e-3),
-    Parameter("host.serial_per_sequence_s", 6e-6, 2e-7, 6e-5),
-)
+def known_parameters(*groups: str) -> tuple[Parameter, ...]:
+    """The parameters of `groups` of `workloads/tables/fit_parameters.yaml`."""
+    table = load_table("fit_parameters")["profiles"]
+    return tuple(Parameter(*row) for group in groups for row in table[group])
 
 
 def with_facts(profile: EngineProfile) -> EngineProfile:

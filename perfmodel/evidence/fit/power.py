@@ -73,7 +73,9 @@ def predict_energy(row: Observation, fit: PowerFit | None = None) -> Prediction:
     return Prediction(row, metrics, scenario=row.scenario)
 
 
-def predict_all(rows: Sequence[Observation], fit: PowerFit | None, progress: Progress | None) -> list[Prediction]:
+def predict_all(
+    rows: Sequence[Observation], progress: Progress | None = None, fit: PowerFit | None = None
+) -> list[Prediction]:
     """`predict_energy` of all rows, on all cores."""
     return predictions_of(rows, partial(predict_energy, fit=fit), lambda row: row.name, lambda row: row.name, progress)
 

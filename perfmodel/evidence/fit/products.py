@@ -18,7 +18,7 @@ from perfmodel.cost.kernel_models.experts import ExpertSizes, GroupedExpertsFit
 from perfmodel.cost.kernel_models.fits import Domain
 from perfmodel.cost.kernel_models.gemm import GemmSizes, TiledGemmFit, TileStep
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.kernels import Floats, Groups, KernelModule, best_of, seconds_of, within_ranges
+from perfmodel.evidence.fit.kernels import Floats, Groups, KernelModule, best_of, search_of, seconds_of, within_ranges
 from perfmodel.evidence.sources.kernels import (
     WEIGHT_FORMATS,
     Group,
@@ -60,14 +60,6 @@ def _name_of(names: Iterable[tuple[str, str]], source: str) -> str:
 # blockwise FP8 kernel do. The tables' names do not say it; what fits the rows best counts.
 _BY_ROWS = (TileStep(64, 64, 64), TileStep(128, 64, 128), TileStep(0, 128, 128))
 _RULES: tuple[dict[str, Any], ...] = ({}, {"least_rows": 64}, {"least_rows": 128}, {"tile_rule": _BY_ROWS})
-_FREE = ("launch_s", "compute_fraction", "memory_fraction", "feed_edge", "knee", "tile_s", "wave_quantization")
-_GEMM_FREE = (*_FREE, "cache_speedup", "step_latency_s")
-_GEMM_STARTS: tuple[dict[str, float], ...] = (
-    {"knee": 4.0, "tile_s": 2.5e-6, "wave_quantization": 0.8, "feed_edge": 60.0},
-    {"knee": 4.0, "tile_s": 8e-7, "wave_quantization": 0.02, "feed_edge": 60.0},
-    {"knee": 2.0, "tile_s": 1e-6, "wave_quantization": 0.9},
-    {"knee": 1.5, "tile_s": 5e-7, "wave_quantization": 0.5, "compute_fraction": 0.7},
-)
 _STEP_S = 1e-9  # per element of k, where the search begins: some tiles are bound by it
 _BEYOND_CACHE = 1.5  # times L2: smaller operands may have come from there
 # Timed launch by launch. The floor hides what FlashInfer's kernel for few rows and CUTLASS's for odd N or K do on the
@@ -108,7 +100,7 @@ def fit_gemm(groups: Groups) -> TiledGemmFit:
     """Fit one kernel to the rows within the declared peaks."""
     usable = [group.take(~gemms_too_fast(group)) for group in groups]
     fastest = max(float(np.quantile(seconds_of(usable), 0.01)), 1e-6)
-    free: tuple[str, ...] = (*_GEMM_FREE, "split_s")
+    free, begins = search_of("gemm")
     changes = {"launch_s": 0.9 * fastest, "cache_speedup": 2.0}
     if groups[0].sizes.problem.quantized_bytes.any():
         free = (*free, "quantize_fraction", "quantize_row_s")
@@ -119,7 +111,7 @@ def fit_gemm(groups: Groups) -> TiledGemmFit:
         if len({group.device.has_own_host for group in groups}) > 1:
             free = (*free, "eager_on_own_host")
         changes |= {"launch_s": _REPLAYED_S, "eager_launch_s": 0.2 * fastest, "eager_floor_s": fastest}
-    starts = tuple({**changes, "step_latency_s": _STEP_S, **item} for item in _GEMM_STARTS)
+    starts = tuple({**changes, "step_latency_s": _STEP_S, **item} for item in begins)
     kernels = [within_ranges(TiledGemmFit, {**changes, **rule}) for rule in _RULES]
     return best_of(usable, kernels, free, starts, _MAX_ROWS)
 
@@ -143,7 +135,10 @@ _DOMAINS = {
 }
 # Where the collector timed the slots of other ranks' experts, too, which serving does not compute.
 _MASKED = {("sglang", "0.5.10", "triton"), ("sglang", "0.5.10", "marlin")}
-_MOE_FREE = (*_FREE, "cache_speedup", "passes", "expert_s")
+_MOE_FREE = (
+    *("launch_s", "compute_fraction", "memory_fraction", "feed_edge", "knee", "tile_s", "wave_quantization"),
+    *("cache_speedup", "passes", "expert_s"),
+)
 _MOE_STARTS: tuple[dict[str, float], ...] = (
     {},
     {"feed_edge": 20.0, "compute_fraction": 0.8, "tile_s": 5e-7, "knee": 2.0},

@@ -20,10 +20,10 @@ from perfmodel.cost.calibrations.for_all import RoutingFit
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.kernels import residuals_of, widen_for_new_group
 from perfmodel.evidence.fit.parameters import (
-    STEP_PARAMETERS,
     LinearErrors,
     Parameter,
     fit_parameters,
+    known_parameters,
     masks,
     values_of,
     with_values,
@@ -41,13 +41,7 @@ from perfmodel.specs.engine.versions import parse_version
 
 # ---------------------------------------------------------------- open-loop stages
 
-# In: HTTP and hand-over. Out, per sequence sampled in the same step: streaming. Seconds, or bytes per logit.
-PARAMETERS = (
-    *STEP_PARAMETERS,
-    Parameter("server.in_s", 5e-3, 3e-4, 4e-2),
-    Parameter("server.out_per_sequence_s", 5e-5, 2e-6, 5e-4),
-    Parameter("sampling_bytes_per_logit", 400.0, 20.0, 1500.0),
-)
+PARAMETERS = known_parameters("steps", "stages")
 _OUT_S = 1e-3  # detokenisation and hand-over of a token: these runs do not separate it from `in_s`
 _WEIGHTS_OF_STAGES = {"e2el_mean": 1.0, "itl_mean": 1.0, "ttft_mean": 0.5}
 _RATE_FACTOR = 1.05
@@ -100,25 +94,9 @@ def stage_log_errors(pairs: Sequence[Prediction]) -> Floats:
 
 # ---------------------------------------------------------------- steady states
 
-# Of every engine: a step's launches beside CUDA graphs, per layer and what layers of experts and of latent attention
-# add; what a replayed graph leaves of the experts' launches; tokenisation. What a step has beside its layers is little:
-# rows of models that all have some sixty layers would not tell the two apart, and take both to smaller models.
-_OF_PROMPTS = (
-    Parameter("host.prompt_step_s", 3e-3, 1e-4, 1e-1),
-    Parameter("host.hidden_prompt_step_s", 1e-2, 1e-4, 2e-2),
-    Parameter("host.hidden_prompt_layer_s", 5e-4, 1e-5, 5e-3),
-    Parameter("host.hidden_prompt_moe_layer_s", 5e-4, 1e-5, 5e-3),
-    Parameter("graph_kernel_s", 2.5e-6, 5e-7, 1e-5),
-    Parameter("server.in_per_prompt_token_s", 3e-6, 1e-7, 2e-5),
-)
-# Begins where launches show behind the device: below, nothing would move it.
-_OF_LATENTS = (Parameter("host.hidden_prompt_latent_layer_s", 2e-3, 1e-5, 1e-2),)
-# Hidden beside the device when scheduled asynchronously; seen where an engine plans synchronously.
-HIDDEN_PARAMETERS = (
-    Parameter("host.hidden_step_s", 1e-3, 5e-5, 5e-3),
-    Parameter("host.hidden_per_sequence_s", 1e-5, 2e-7, 1e-4),
-)
-_OF_STEPS = (*STEP_PARAMETERS, Parameter("server.in_s", 1e-2, 3e-4, 8e-2))  # known where an engine has serving runs
+HIDDEN_PARAMETERS = known_parameters("hidden")  # where an engine plans synchronously
+_OF_PROMPTS = known_parameters("prompts")
+_OF_STEPS = known_parameters("steps", "front_end")  # known where an engine has serving runs
 _WEIGHTS = {"tpot": 1.0, "ttft": 0.4}
 _MAX_ROWS = 60
 _MAX_CONCURRENCY = 32  # larger batches take long to simulate and depend on kernels
@@ -183,7 +161,7 @@ def parameters_of(begin: EngineProfile, rows: Sequence[Observation]) -> list[Par
 def _of_layers(rows: Sequence[Observation]) -> tuple[Parameter, ...]:
     """Parameters of layer kinds that only some models have, if `rows` have them."""
     mixers = (layer.mixer for row in rows for layer, _ in row.scenario.model.layers)
-    return _OF_LATENTS if any(isinstance(mixer, LatentAttention) for mixer in mixers) else ()
+    return known_parameters("latents") if any(isinstance(mixer, LatentAttention) for mixer in mixers) else ()
 
 
 def fitting_rows(rows: Sequence[Observation], engine: str) -> list[Observation]:
@@ -219,10 +197,6 @@ def steady_log_errors(pairs: Sequence[Prediction]) -> Floats:
 # Before these versions the engine was another program: vLLM's V0, whose Python planned, prepared inputs and handled
 # tokens sequence by sequence.
 _OTHER_PROGRAM = {"vllm": "0.8"}
-_OF_OLDER = (
-    Parameter("host.serial_step_s", 2e-3, 1e-4, 2e-2),
-    Parameter("host.serial_per_sequence_s", 5e-5, 1e-6, 1e-3),
-)
 _MAX_BATCHES = 72
 
 
@@ -248,7 +222,9 @@ def fit_older_host(begin: EngineProfile, rows: Sequence[Observation], folder: Pa
 
     hidden = {"hidden_step_s": 0.0, "hidden_per_sequence_s": 0.0}
     alone = begin.model_copy(update={"server": ServerFit(), "host": begin.host.model_copy(update=hidden)})
-    return begin.model_copy(update={"older": {version: fit_parameters(alone, _OF_OLDER, errors).host}}), len(members)
+    return begin.model_copy(
+        update={"older": {version: fit_parameters(alone, known_parameters("older"), errors).host}}
+    ), len(members)
 
 
 # ---------------------------------------------------------------- generations and routers

@@ -27,6 +27,7 @@ from perfmodel.evidence.observation import Floats, Observation, Progress, groupe
 from perfmodel.evidence.predict.results import has_kernel_tables, predict_row, predict_served
 from perfmodel.evidence.sources.local import DeviceTable
 from perfmodel.evidence.sources.setups import served_device
+from perfmodel.files.tables import load_table
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm
 from perfmodel.specs.engine.description import describe_engine
@@ -65,19 +66,8 @@ def measured_shares() -> list[tuple[str, str, float, float, float]]:
     return result
 
 
-# Where nothing is recorded: fractions that kernels of measured makers reach, and a launch; standard deviations of logs.
-# Of what power sustains, large products of measured makers reach 0.8 to 0.99; all products of a model less.
-_PRIORS = {
-    "compute_fraction": (0.65, 0.4),
-    "memory_fraction": (0.7, 0.25),
-    "link_fraction": (0.4, 0.6),
-    "launch_s": (6e-6, 0.7),
-    "step_s": (1e-3, 1.2),
-}
-# CPUs reach less of a peak that counts matrix units at the boost clock of one core; builds without kernels of their own
-# for a device anything.
-_PRIORS_OF_OLDER = {"compute_fraction": (0.2, 1.5)}
-_PRIORS_OF_CPUS = {"compute_fraction": (0.2, 0.8)}
+_TABLE = load_table("fit_parameters")
+_PRIORS = _TABLE["whole_runs"]
 _LOADS = ("saturated", "burst", "closed", "first_token")
 _METRICS = ("tokens_per_s", "output_tokens_per_s", "batch_latency", "tpot_mean", "ttft_mean")
 _MAX_SETTINGS = 24
@@ -178,7 +168,9 @@ def _fit(
 ) -> ArchitectureFit | None:
     """The fit to the rows that can be predicted; None without any. is_before: of older engines"""
     kind = served_device(rows[0].setup, DeviceTable(folder)).kind
-    priors = _PRIORS | (_PRIORS_OF_OLDER if is_before else _PRIORS_OF_CPUS if kind == "cpu" else {})
+    priors = _PRIORS | (
+        _TABLE["whole_runs_of_older"] if is_before else _TABLE["whole_runs_of_cpus"] if kind == "cpu" else {}
+    )
     usual, deviation = priors["launch_s"]
     priors["launch_s"] = usual * LAUNCH_OVERHEAD_S[kind] / LAUNCH_OVERHEAD_S["gpu"], deviation
     centre = np.log([value for value, _ in priors.values()])

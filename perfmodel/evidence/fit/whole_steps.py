@@ -32,6 +32,7 @@ from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import Floats
 from perfmodel.files.sandbox import read_rows
+from perfmodel.files.tables import load_table
 from perfmodel.ops.attention.decode import VERIFYING
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape
@@ -49,40 +50,16 @@ _FAMILIES = (
 
 
 class StepParameter(NamedTuple):
-    """One coefficient: family (None: those sharing the kernel overhead), quantity, bounds, prior. quantity: kernels |
-    items | vector (seconds each), compute | memory (1 / achieved fraction, at least 1)"""
+    """One coefficient, as `workloads/tables/fit_parameters.yaml` explains it."""
 
     family: str | None
     quantity: str
     low: float
     prior: float
-    high: float = np.inf
+    high: float
 
 
-PARAMETERS = (
-    StepParameter(None, "kernels", 0.0, 5e-6),
-    StepParameter("gemm", "compute", 1.0, 2.0, 1e4),
-    StepParameter("gemm", "memory", 1.0, 5.0, 1e4),
-    StepParameter("elementwise", "memory", 1.0, 10.0, 1e4),
-    StepParameter("sampling", "memory", 1.0, 10.0, 1e4),
-    StepParameter("attention_prefill", "items", 0.0, 50e-6),
-    StepParameter("attention_prefill", "compute", 1.0, 5.0, 1e4),
-    StepParameter("attention_decode", "items", 0.0, 25e-6),
-    StepParameter("attention_decode", "compute", 1.0, 5.0, 1e4),
-    StepParameter("attention_decode", "memory", 1.0, 10.0, 1e4),
-    StepParameter("attention_decode", "vector", 1e-13, 0.5e-9),
-    StepParameter("scan", "kernels", 0.0, 100e-6),
-    StepParameter("scan", "compute", 1.0, 5.0, 1e4),
-    StepParameter("scan", "memory", 1.0, 10.0, 1e4),
-    StepParameter("moe", "items", 0.0, 20e-6),
-    StepParameter("moe", "compute", 1.0, 2.0, 1e4),
-    StepParameter("moe", "memory", 1.0, 5.0, 1e4),
-    StepParameter("lora", "items", 0.0, 20e-6),
-    StepParameter("lora", "compute", 1.0, 2.0, 1e4),
-    StepParameter("lora", "memory", 1.0, 5.0, 1e4),
-    StepParameter("collective", "kernels", 0.0, 50e-6),
-    StepParameter("collective", "memory", 1.0, 5.0, 1e4),
-)
+PARAMETERS = tuple(StepParameter(*row) for row in load_table("fit_parameters")["whole_steps"])
 _SHARED = ("gemm", "elementwise", "sampling", "embedding")  # families that share the overhead per kernel
 _BY_FORMAT = ("gemm", "moe")  # families whose kernels differ by number format
 _QUANTIZED_RATES = ("fp8", "int8")

@@ -32,13 +32,6 @@ _FIGURES = {
     "prompt_tokens_per_s": ("prompt_tokens_per_s", "tok/s"),
     "decode_tokens_per_s": ("decode_tokens_per_s", "tok/s"),
 }
-_ABOUT = (
-    "Runs of load tools as their files have them. Where a file has its requests one by one, they are sent as they "
-    "were (in a closed loop, when a place comes free) and compared one by one; else as many requests of its mean "
-    "lengths are sent as it says. Time per output token leaves the first token out: (E2E - TTFT) / (tokens - 1). "
-    "Requests that failed are counted, and left out of the load. What a file does not say of its setup is assumed, and "
-    "listed."
-)
 
 
 def validate_bench(
@@ -55,7 +48,7 @@ def validate_bench(
     whole = [item for key in _FIGURES if len((item := _figures(covered, key)).rows)]
     comparisons = [*whole, *single]
     breakdown, notes = partial(_breakdown, covered), _notes(covered)
-    shown = report.report_of("bench", pairs, left_out, comparisons, _ABOUT, 3, breakdown, notes, counted=single)
+    shown = report.report_of("bench", pairs, left_out, comparisons, breakdown, notes, 3, counted=single)
     return replace(
         shown,
         metrics=report.pooled(comparisons),

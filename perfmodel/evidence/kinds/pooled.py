@@ -8,15 +8,17 @@ the median figure; per device the median over groups. Reported are median, mean 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from perfmodel.cost.calibrations.backends import load_backends
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance, provenance_of
-from perfmodel.evidence.observation import NO_INTERVAL, Interval, Observation, Prediction, Progress, grouped
+from perfmodel.cost.calibrations.whole_runs import WholeRunFits
+from perfmodel.evidence.observation import Observation, Prediction, Progress, Reasons, grouped
 from perfmodel.evidence.predict.results import predict_rows, predict_served
 from perfmodel.evidence.report import (
     Comparison,
@@ -24,8 +26,9 @@ from perfmodel.evidence.report import (
     ErrorStats,
     Rows,
     ValidationReport,
-    median_of_others,
+    about_of,
     not_covered,
+    rows_of,
 )
 from perfmodel.evidence.sources.local import LocalSetup, read_local_rows
 from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows, read_served_rows
@@ -34,120 +37,34 @@ from perfmodel.trust.index import MeasuredSetup, setup_of
 
 _MAX_WORST = 10
 _MAX_REASONS = 40
-_POOLED = (
-    " Errors are of devices: a device's is the median over its groups (rows of one setting), a group's is the "
-    "prediction against the median of its figures. Rows whose flags say that they repeat another or contradict "
-    "themselves are listed apart."
-)
-
-
-class _Kind(NamedTuple):
-    """Texts of a kind's report. elsewhere: where settings repeat; apart_because: of flagged rows"""
-
-    elsewhere: str
-    apart_because: str
-    about: str
-
-
+_FLAGGED = {"local": "that the host was at fault: {flags}"}  # what flags of rows that are listed apart say
 _CONTRADICT = "that they repeat another or contradict themselves"
-_KINDS = {
-    "mlperf": _Kind(
-        "elsewhere",
-        _CONTRADICT,
-        "Results of MLPerf Inference's closed division. Offline: tokens per second of a saturated engine. Server and "
-        "Interactive: TTFT and TPOT at the submitted rate, over the ten minutes that a run takes at least. It is "
-        "close to the server's capacity, where both follow small errors of it; a rate beyond the predicted capacity is "
-        "predicted to overload the server. Lengths are the data sets'; over how many devices an instance is spread, "
-        "and how many samples run together, results do not say: of the layouts that keep the limit on TPOT at that "
-        "rate the one that serves most is taken. Beam search (GPT-J) is predicted by mean steps, which never queue."
-        + _POOLED,
-    ),
-    "served": _Kind(
-        "elsewhere",
-        _CONTRADICT,
-        "Published results of servers, offline jobs and static batches, each simulated as its table describes it. "
-        "Where a table has medians for means, they stand for them." + _POOLED,
-    ),
-    "local": _Kind(
-        "on other hosts",
-        "that the host was at fault: {flags}",
-        "Tokens per second of llama.cpp (llama-bench, llama-server, Ollama, LocalScore) and MLX on single machines, "
-        "each figure as the steps that it took. Errors are of devices: a device's is the median over its groups (rows "
-        "of one setting), a group's is the prediction against the median of its figures. Rows whose flags say that the "
-        "host was at fault (slow, anomalous, weak host, power limit, patched kernels, RPC) are listed apart. Figures "
-        "of the same table may have been fitted to; `--leave-out device` and `--leave-out model` leave out "
-        "whole chips and whole models.",
-    ),
-}
 
-
-def validate_local(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Price every row and compare; failures are listed with the reason. Raises SpecError for another kind of file."""
-    rows, left_out = read_local_rows(path)
-    return report_pooled("local", predict_rows(rows, Path(path).parent, progress), left_out)
-
-
-def validate_mlperf(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """As `validate_local`, for MLPerf results."""
-    rows, left_out = read_mlperf_rows(path)
-    return report_pooled("mlperf", predict_served(rows, devices_folder(path), progress), left_out)
-
-
-def validate_served(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """As `validate_local`, for a table of published serving results."""
-    rows, left_out = read_served_rows(path)
-    return report_pooled("served", predict_served(rows, devices_folder(path), progress), left_out)
-
-
-class _Figure(NamedTuple):
-    """A setting's figures of one metric: its first row, the median, and each figure. trivial: see `ErrorStats`"""
-
-    row: Observation
-    scenario: Scenario
-    predicted: float
-    measured: float
-    interval: Interval
-    figures: tuple[float, ...]
-    trivial: float = nan
-
-    @property
-    def device(self) -> str:
-        return self.row.labels["device"]
-
-    @property
-    def error(self) -> float:
-        return self.predicted / self.measured - 1
-
-    @property
-    def setup(self) -> MeasuredSetup:
-        setup = setup_of(self.scenario)
-        is_test = isinstance(self.row.setup, LocalSetup)  # which has steps and no requests
-        return setup._replace(input_tokens=0.0, output_tokens=0.0) if is_test else setup
-
-
-Figures = Mapping[str, Sequence[_Figure]]  # by metric
+# By metric, a prediction for each setting: of its first row, with medians of what was predicted and measured, and all
+# `figures` that were measured in the details.
+Figures = Mapping[str, Sequence[Prediction]]
 
 
 def report_pooled(kind: str, pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
     """`metrics` counts reliable figures; `by` has all groups, unreliable ones apart. kind, pairs: of the table;
     left_out: (row, reason) of unreadable ones"""
-    shown = _KINDS[kind]
     covered = [pair for pair in pairs if not pair.reason]
     figures, apart = (_figures([pair for pair in covered if pair.row.is_reliable is kept]) for kept in (True, False))
     by = _by_dimension(figures)
-    rows_apart = {item.row.name for members in apart.values() for item in members}
     groups = {item.row.name for members in figures.values() for item in members}
-    devices = {item.device for members in figures.values() for item in members}
+    devices = {_device(item) for members in figures.values() for item in members}
     notes = [f"metrics: {len(groups):,} groups on {len(devices)} devices; each device counts once."]
     if apart:
         by["apart: flagged rows"] = _stats(apart)
         flags = "; ".join(sorted({pair.row.flags for pair in covered if not pair.row.is_reliable}))
-        notes.append(f"apart: {len(rows_apart):,} groups whose flags say {shown.apart_because.format(flags=flags)}.")
-    noise = _noise_floor(figures)
+        rows_apart = {item.row.name for members in apart.values() for item in members}
+        because = _FLAGGED.get(kind, _CONTRADICT).format(flags=flags)
+        notes.append(f"apart: {len(rows_apart):,} groups whose flags say {because}.")
+    noise, elsewhere = _noise_floor(figures), "on other hosts" if kind == "local" else "elsewhere"
     if noise:
-        by[f"identical settings {shown.elsewhere}"] = noise
+        by[f"identical settings {elsewhere}"] = noise
     notes += [
-        f"noise floor of {metric}: figures of one setting {shown.elsewhere} lie {stats.median_ape:.1%} from their own "
+        f"noise floor of {metric}: figures of one setting {elsewhere} lie {stats.median_ape:.1%} from their own "
         f"median on half of the devices, {stats.p90_ape:.1%} on nine in ten ({stats.rows:,} figures)."
         for metric, stats in noise.items()
     ]
@@ -165,19 +82,27 @@ def report_pooled(kind: str, pairs: Sequence[Prediction], left_out: Sequence[tup
             {
                 "metric": metric,
                 "row": item.row.name,
-                "predicted": item.predicted,
-                "measured": item.measured,
-                "error": item.error,
-                "setting": item.row.label,
+                "predicted": item.metrics[metric],
+                "measured": item.row.metrics[metric],
+                "error": item.metrics[metric] / item.row.metrics[metric] - 1,
+                "setting": item.details["setting"],
             }
             for metric, members in figures.items()
-            for item in sorted(members, key=lambda item: -abs(np.log(item.predicted / item.measured)))[:_MAX_WORST]
+            for item in sorted(members, key=partial(_closeness, metric))[:_MAX_WORST]
         ],
         notes=notes,
         comparisons=[_comparison(metric, members) for metric, members in figures.items()],
         provenance=_backends(scenarios) if kind == "local" else provenance_of(scenarios),
-        about=shown.about,
+        about=about_of(kind),
     )
+
+
+def _closeness(metric: str, item: Prediction) -> float:
+    return -abs(float(np.log(item.metrics[metric] / item.row.metrics[metric])))
+
+
+def _device(item: Prediction) -> str:
+    return item.row.labels["device"]
 
 
 def _figures(pairs: Sequence[Prediction]) -> Figures:
@@ -187,28 +112,28 @@ def _figures(pairs: Sequence[Prediction]) -> Figures:
         for metric in pair.row.metrics
         if isfinite(pair.metrics.get(metric, nan))
     )
-    result: defaultdict[str, list[_Figure]] = defaultdict(list)
+    result: defaultdict[str, list[Prediction]] = defaultdict(list)
     for (_, _, metric), members in settings.items():
         first, measured = members[0], tuple(pair.row.metrics[metric] for pair in members)
-        assert first.scenario is not None
-        medians = float(np.median([pair.metrics[metric] for pair in members])), float(np.median(measured))
-        interval = first.intervals.get(metric, NO_INTERVAL)
-        result[metric].append(_Figure(first.row, first.scenario, *medians, interval, measured))
+        row = replace(first.row, label="", metrics={metric: float(np.median(measured))})
+        details = {"figures": measured, "setting": first.row.label}
+        metrics = {metric: float(np.median([pair.metrics[metric] for pair in members]))}
+        result[metric].append(replace(first, row=row, metrics=metrics, details=details))
     return {metric: _with_trivial(metric, members) for metric, members in sorted(result.items())}
 
 
-def _with_trivial(metric: str, members: Sequence[_Figure]) -> list[_Figure]:
-    """Figures with the benchmark's limit as trivial prediction, else the median of the device's other settings."""
-    medians = median_of_others([item.measured for item in members], [item.device for item in members]).tolist()
+def _with_trivial(metric: str, members: Sequence[Prediction]) -> list[Prediction]:
+    """With the benchmark's limit as trivial prediction, else the median of the device's other settings."""
+    trivial = rows_of(metric, members, list(map(_device, members))).trivial.tolist()
     return [
-        item._replace(trivial=item.row.trivial.get(metric, median))
-        for item, median in zip(members, medians, strict=True)
+        replace(item, row=replace(item.row, trivial={metric: value}))
+        for item, value in zip(members, trivial, strict=True)
     ]
 
 
 def _stats(figures: Figures) -> dict[str, ErrorStats]:
     return {
-        metric: pooled_over_devices(_rows(members), [item.device for item in members])
+        metric: pooled_over_devices(rows_of(metric, members), list(map(_device, members)))
         for metric, members in figures.items()
     }
 
@@ -238,7 +163,7 @@ def pooled_over_devices(rows: Rows, devices: Sequence[str]) -> ErrorStats:
 
 
 def _by_dimension(figures: Figures) -> dict[str, dict[str, ErrorStats]]:
-    groups: defaultdict[str, defaultdict[str, list[_Figure]]] = defaultdict(lambda: defaultdict(list))
+    groups: defaultdict[str, defaultdict[str, list[Prediction]]] = defaultdict(lambda: defaultdict(list))
     for metric, members in figures.items():
         for item in members:
             for name, value in item.row.labels.items():
@@ -250,30 +175,49 @@ def _noise_floor(figures: Figures) -> dict[str, ErrorStats]:
     """Deviation of a setting's figures from their median: a lower bound on any prediction's error."""
     result = {}
     for metric, members in figures.items():
-        repeated = [item for item in members if len(item.figures) > 1]
-        figures_of = [(item, value) for item in repeated for value in item.figures]
+        repeated = [item for item in members if len(item.details["figures"]) > 1]
+        figures_of = [(item, value) for item in repeated for value in item.details["figures"]]
         if figures_of:
-            values, medians = [value for _, value in figures_of], [item.measured for item, _ in figures_of]
+            values, medians = [value for _, value in figures_of], [item.row.metrics[metric] for item, _ in figures_of]
             rows = Rows(values, medians, [item.row.name for item, _ in figures_of])
-            result[metric] = pooled_over_devices(rows, [item.device for item, _ in figures_of])
+            result[metric] = pooled_over_devices(rows, [_device(item) for item, _ in figures_of])
     return result
 
 
-def _rows(figures: Sequence[_Figure]) -> Rows:
-    predicted, measured = [item.predicted for item in figures], [item.measured for item in figures]
-    ends = [item.interval[0] for item in figures], [item.interval[1] for item in figures]
-    names, trivial = [item.row.name for item in figures], [item.trivial for item in figures]
-    return Rows(predicted, measured, names, ends, trivial)
-
-
-def _comparison(metric: str, figures: Sequence[_Figure]) -> Comparison:
-    names = dict.fromkeys(name for item in figures for name in item.row.labels)
-    dimensions = {name: Dimension.of([item.row.labels.get(name, "not said") for item in figures]) for name in names}
+def _comparison(metric: str, members: Sequence[Prediction]) -> Comparison:
+    names = dict.fromkeys(name for item in members for name in item.row.labels)
+    dimensions = {name: Dimension.of([item.row.labels.get(name, "not said") for item in members]) for name in names}
     unit = "tok/s" if "tokens" in metric else "W" if "power" in metric else "ms"
-    return Comparison.of(metric, _rows(figures), unit, dimensions, [item.setup for item in figures])
+    return Comparison.of(metric, rows_of(metric, members), unit, dimensions, list(map(_setup, members)))
+
+
+def _setup(item: Prediction) -> MeasuredSetup:
+    assert item.scenario is not None
+    setup, is_test = setup_of(item.scenario), isinstance(item.row.setup, LocalSetup)  # which has steps and no requests
+    return setup._replace(input_tokens=0.0, output_tokens=0.0) if is_test else setup
 
 
 def _backends(scenarios: Sequence[Scenario]) -> Provenance:
     engines = {scenario.engine.described.description.name for scenario in scenarios}
     fits = [result for engine in sorted(engines) if (result := load_backends(engine)) is not None]
     return Provenance(tuple(FittedSource.of(fit) for fit in fits))
+
+
+def _validated(
+    kind: str,
+    read: Callable[[str | Path], tuple[list[Observation], Reasons]],
+    path: str | Path,
+    progress: Progress | None = None,
+    fits: WholeRunFits | None = None,
+) -> ValidationReport:
+    """Predict every row that `read` finds at `path` and compare; failures are listed with the reason. fits: see
+    `predict_served`. Raises SpecError for another kind of file."""
+    rows, left_out = read(path)
+    if kind == "local":
+        return report_pooled(kind, predict_rows(rows, Path(path).parent, progress), left_out)
+    return report_pooled(kind, predict_served(rows, devices_folder(path), progress, fits), left_out)
+
+
+validate_local = partial(_validated, "local", read_local_rows)
+validate_mlperf = partial(_validated, "mlperf", read_mlperf_rows)
+validate_served = partial(_validated, "served", read_served_rows)

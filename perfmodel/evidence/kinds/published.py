@@ -9,7 +9,6 @@ from pathlib import Path
 from perfmodel import sim
 from perfmodel.cost import OperatorEstimate, OperatorTimer, StepEstimate, load_calibration, step_costs
 from perfmodel.cost.calibrations.for_all import routing_of
-from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.errors import PerfmodelError, SpecError, did_you_mean
 from perfmodel.evidence import report
 from perfmodel.evidence.kinds.published_block import KernelShape, Published
@@ -229,12 +228,6 @@ def _of_kernel(scenario: Scenario, metric: str, kernel: KernelShape) -> points.F
 
 _DIMENSIONS = ("technique", "device", "kind", "basis")
 _FAMILIES = ("kernels", "steps", "memory", "systems", "system ratios")
-_ABOUT = (
-    "Figures that others published (papers, blogs, repositories, tables of results), each restated in a scenario file "
-    "with its source, beside what perfmodel predicts for that scenario. Of a range the nearer end counts. Kernels and "
-    "operators, steps, memory, whole runs and ratios of whole runs are counted apart. No constant was fitted to these "
-    "figures; tables of kernels of the A100 and H100 that some figures stand in are what calibrations were fitted to."
-)
 
 
 def validate_published(path: str | Path, progress: Progress | None = None) -> report.ValidationReport:
@@ -260,12 +253,8 @@ def validate_published(path: str | Path, progress: Progress | None = None) -> re
         comparisons.append(report.Comparison.of(family, report.rows_of(family, members), "as published", dimensions))
     comparisons = [item for item in comparisons if len(item.rows)]
     facts = [pair.details for pair in pairs]
-    return report.ValidationReport(
-        kind="published",
-        rows=len(files),
-        covered=len(pairs),
-        metrics=report.pooled(comparisons),
-        by=report.by_dimension(comparisons),
+    return replace(
+        report.report_of("published", pairs, reasons, comparisons),
         worst=[
             {
                 "metric": fact["metric"],
@@ -277,10 +266,6 @@ def validate_published(path: str | Path, progress: Progress | None = None) -> re
             }
             for fact in sorted(facts, key=lambda fact: -abs(fact["ratio"] - 1))[:10]
         ],
-        notes=report.not_covered([], reasons),
-        comparisons=comparisons,
-        provenance=provenance_of([pair.row.scenario for pair in pairs]),
-        about=_ABOUT,
         figures=sorted(facts, key=lambda fact: (_FAMILIES.index(fact["family"]), fact["technique"], fact["id"])),
     )
 
@@ -316,4 +301,4 @@ def _predicted(file: Path) -> Prediction:
     }
     trivial = _at_peaks(scenario, figure, predicted)
     row = Observation(name, scenario, {family: published}, labels=labels, source=figure.source, trivial=trivial)
-    return Prediction(row, {family: predicted}, details=details)
+    return Prediction(row, {family: predicted}, scenario=scenario, details=details)

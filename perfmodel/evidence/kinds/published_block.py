@@ -2,80 +2,30 @@
 or memory), with value, unit, source and, for ratios, the baseline. See docs/published.md."""
 
 import re
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from perfmodel.errors import did_you_mean
 from perfmodel.files.base import Spec
+from perfmodel.files.tables import load_table
 from perfmodel.files.units import NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.planning.metrics import ALIASES, RATIOS, Basis, Metric, metric_named, needs_no_run
 from perfmodel.planning.typical_step import StepSpec
 
-_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
-_SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
-_BYTES = {f"{p}b": f for p, f in _PREFIXES.items()} | {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
-_FLOPS = {f"{p}{u}": f for p, f in _PREFIXES.items() for u in ("flop/s", "flops", "op/s", "ops")}
-_TOKENS = {f"{p}{u}/s": f for p, f in (("", 1.0), ("k", 1e3)) for u in ("tok", "token", "tokens")}
-_TOKENS |= {f"{unit}/{per}": f for unit, f in _TOKENS.items() for per in ("gpu", "user")}
-_REQUESTS = {"req/s": 1.0, "request/s": 1.0, "requests/s": 1.0, "qps": 1.0, "rps": 1.0, "req/min": 1 / 60}
-
-# dimension -> (units that an error message offers; unit, in lower case and without spaces -> its factor to the unit of
-# the metrics of that dimension)
-_UNITS: Mapping[str, tuple[str, Mapping[str, float]]] = {
-    "s": ("s, ms, us, min", _SECONDS),
-    "ms": ("ms, s, us", {unit: factor * 1e3 for unit, factor in _SECONDS.items()}),
-    "us": ("us, ms, s", {unit: factor * 1e6 for unit, factor in _SECONDS.items()}),
-    "tokens/s": ("tok/s, ktok/s, tok/s/GPU", _TOKENS),
-    "requests/s": ("req/s, req/min", _REQUESTS),
-    "TFLOP/s": ("TFLOP/s, GFLOP/s, PFLOP/s", {unit: factor / 1e12 for unit, factor in _FLOPS.items()}),
-    "GB/s": ("GB/s, TB/s, GiB/s", {f"{unit}/s": factor / 1e9 for unit, factor in _BYTES.items()}),
-    "GB": ("GB, MB, GiB", {unit: factor / 1e9 for unit, factor in _BYTES.items()}),
-    "bytes": ("B, KB, KiB, MB", {**_BYTES, "bytes": 1.0, "bytes/token": 1.0, "kb/token": 1e3, "mb/token": 1e6}),
-    "fraction": ("fraction, %", {"": 1.0, "fraction": 1.0, "%": 0.01, "percent": 0.01}),
-    "times": ("x, %", {"": 1.0, "x": 1.0, "times": 1.0, "fraction": 1.0, "%": 0.01}),
-    "count": (
-        "req, requests, sequences, blocks, or none",
-        dict.fromkeys(("", "req", "requests", "sequences", "tokens", "blocks", "preemptions"), 1.0),
-    ),
-    "USD": ("USD", {"usd": 1.0, "$": 1.0, "": 1.0}),
-    "J": ("J, kJ, Wh", {"j": 1.0, "kj": 1e3, "wh": 3600.0}),
-}
+_TABLE = load_table("published_figures")
 _REMARK = re.compile(r"\(.*\)")
-# Placeholders for figures without traffic or model of their own.
-_NO_TRAFFIC = {
-    "arrivals": {"process": "closed_loop", "concurrency": 1},
-    "num_requests": 1,
-    "input_tokens": {"distribution": "fixed", "value": 128},
-    "output_tokens": {"distribution": "fixed", "value": 128},
-}
-_NO_MODEL = "tiny-llama"
-
-
-# operator -> (sizes that it needs, sizes that it may have)
-_SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "gemm": (("m", "n", "k"), ("format",)),
-    "attention_prefill": (
-        ("tokens", "heads", "head_dim"),
-        ("batch", "kv_heads", "v_head_dim", "cached", "window", "kv_format", "format"),
-    ),
-    "attention_decode": (
-        ("context", "heads", "head_dim"),
-        ("batch", "kv_heads", "v_head_dim", "window", "kv_format", "format"),
-    ),
-    "moe": (("tokens", "experts", "top_k", "hidden", "intermediate"), ("expert_parallel", "is_gated", "format")),
-    "all_reduce": (("message_bytes", "ranks"), ()),
-}
+_NO_MODEL = "tiny-llama"  # what figures without a model of their own are given
 
 
 def factor_of_unit(unit: str, dimension: str, metric: str) -> float:
     """One `unit` in the unit of `dimension`. Case, spaces and remarks in brackets are ignored. Raises ValueError that
     names the units of `metric`."""
-    usual, known = _UNITS[dimension]
+    usual, table, own = _TABLE["dimensions"][dimension]
+    known: dict[str, float] = _TABLE["units"][table]
     plain = "".join(_REMARK.sub("", unit).split()).lower()
     if plain in known:
-        return known[plain]
+        return known[plain] / known[own]
     near = did_you_mean(plain, known)
     raise ValueError(f"unit: got {unit!r}, {metric} is given in {usual}{near and '.' + near}")
 
@@ -117,7 +67,7 @@ class KernelShape(Spec):
 
     @model_validator(mode="after")
     def _has_the_sizes_of_its_operator(self) -> "KernelShape":
-        needed, optional = _SIZES[self.operator]
+        needed, optional = _TABLE["kernels"][self.operator]
         given = {name for name in type(self).model_fields if getattr(self, name) is not None} - {"operator"}
         missing = [name for name in needed if name not in given]
         if missing:
@@ -238,6 +188,6 @@ def complete(data: dict[str, Any]) -> None:
     if not isinstance(block, dict):
         return
     if not block.keys().isdisjoint(("kernel", "operator", "step")) or needs_no_run(str(block.get("metric"))):
-        data.setdefault("traffic", dict(_NO_TRAFFIC))
+        data.setdefault("traffic", dict(_TABLE["no_traffic"]))
     if "kernel" in block:
         data.setdefault("model", _NO_MODEL)

@@ -1,8 +1,10 @@
-"""`validate serving`, `steady-state`, `throughput` and `per-request`: recorded runs, simulated and compared."""
+"""`validate serving`, `steady-state`, `throughput`, `per-request`, `energy` and `acceptance`: recorded runs, simulated
+(energy: their mean steps priced; accepted lengths: by the acceptance catalog), and compared."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import exp
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,9 +13,10 @@ import numpy as np
 
 from perfmodel.cost import ServerFit, plan_memory
 from perfmodel.evidence.breakdown import TypicalSteps, latency_breakdown
+from perfmodel.evidence.fit.acceptance import FOLDS, LENGTH, fit_laws, law_of, read_acceptance
 from perfmodel.evidence.fit.power import predict_all
 from perfmodel.evidence.fit.profiles import config_key
-from perfmodel.evidence.observation import Prediction, Progress, grouped
+from perfmodel.evidence.observation import Observation, Prediction, Progress, Reasons, grouped
 from perfmodel.evidence.predict import recorded
 from perfmodel.evidence.report import (
     Comparison,
@@ -32,6 +35,7 @@ from perfmodel.evidence.sources.steady import read_steady_states
 from perfmodel.planning.typical_step import StepChoice, mean_step
 from perfmodel.specs import Scenario
 from perfmodel.specs.cluster import PoolSpec
+from perfmodel.specs.engine.speculation import AcceptanceCatalog, load_catalog
 from perfmodel.trust.index import setup_of
 
 Dimensions = Mapping[str, Callable[[Prediction], str]]
@@ -41,6 +45,42 @@ _PRECISION: Dimensions = {
     "precision": lambda pair: pair.row.scenario.model.quantization.weights or pair.row.scenario.model.dtype
 }
 _TENSOR_PARALLEL: Dimensions = {"tensor parallel": lambda pair: str(pair.row.scenario.engine.tensor_parallel_size)}
+
+
+def _labelled(*names: str) -> Dimensions:
+    """Dimensions that rows have labels of."""
+    return {name: partial(_label, name) for name in names}
+
+
+def _label(name: str, pair: Prediction) -> str:
+    return pair.row.labels[name]
+
+
+def validated(
+    read: Callable[[str | Path], tuple[list[Observation], Reasons]],
+    predict: Callable[[Sequence[Observation], Progress | None], Sequence[Prediction]],
+    report: Callable[[Sequence[Prediction], Reasons], ValidationReport],
+    path: str | Path,
+    progress: Progress | None = None,
+) -> ValidationReport:
+    """The `report` of all rows that `read` finds at `path`, each predicted; those that cannot be described or predicted
+    are listed with the reason. Raises SpecError for another kind of file."""
+    rows, left_out = read(path)
+    return report(predict(rows, progress), left_out)
+
+
+def _report(
+    kind: str,
+    units: Mapping[str, str],
+    dimensions: Dimensions,
+    parts: Callable[[Sequence[Prediction], Comparison, int], Mapping[str, Any]],
+    pairs: Sequence[Prediction],
+    left_out: Sequence[tuple[str, str]] = (),
+) -> ValidationReport:
+    """Errors over all rows in the metrics of `units`, and by dimension."""
+    covered = [pair for pair in pairs if not pair.reason]
+    comparisons = [comparison_of(metric, unit, covered, dimensions) for metric, unit in units.items()]
+    return report_of(kind, pairs, left_out, comparisons, partial(parts, covered))
 
 
 def _compared(comparison: Comparison, number: int, pairs: Sequence[Prediction]) -> Prediction:
@@ -67,21 +107,6 @@ _STAGE_DIMENSIONS: Dimensions = {
     **_TENSOR_PARALLEL,
 }
 _RATES = (2, 5, 10, 20)
-_ABOUT_SERVING = (
-    "Recorded runs of a server under open-loop load in stages, each simulated whole: the same engine "
-    "arguments, arrivals drawn by the same process, prompts that repeat as the load tool repeats them. One row"
-    " is one stage. Calibrations of devices come from kernel tables or layer profiles, never from serving "
-    "runs, so what they say of models, loads and parallelism is no training data. The engine's profile (host "
-    "time, front end, sampling traffic: the same few numbers for all runs) was fitted to the means of steady "
-    "stages of the runs that its source names; if these are those runs, means are training data for these"
-    " numbers, while percentiles and overloaded stages are not."
-)
-
-
-def validate_serving(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Simulate every run and compare each stage. Runs that cannot be described are listed with a reason."""
-    rows, left_out = read_serving_runs(path)
-    return report_serving(recorded.simulate_runs(rows, progress, intervals=True), left_out)
 
 
 def report_serving(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
@@ -94,7 +119,7 @@ def report_serving(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, st
         comparisons.append(comparison_of(metric, "ms", members, _STAGE_DIMENSIONS, rate))
     parts = partial(_latency_parts, pairs, _at_stage)
     notes = [*_memory_notes(pairs), *filter(None, map(_overload_note, pairs))]
-    return report_of("serving", pairs, left_out, comparisons, _ABOUT_SERVING, 3, parts, notes)
+    return report_of("serving", pairs, left_out, comparisons, parts, notes, 3)
 
 
 def _at_stage(pair: Prediction) -> Scenario:
@@ -176,22 +201,6 @@ _STEADY_DIMENSIONS: Dimensions = {
     "cell": lambda pair: config_key(pair.row.scenario),
     "face value": lambda pair: "yes" if pair.row.is_reliable else "no",
 }
-_ABOUT_STEADY = (
-    "Mean TTFT and TPOT of servers at a fixed concurrency, each row simulated under the benchmark's protocol: "
-    "a closed loop, ten requests per slot, all sent at once on an idle server (of many slots fewer requests are "
-    "simulated, the later ones counting for those left out). Calibrations of devices come "
-    "from kernel tables, for which none of these rows is training data. The few numbers of an engine's profile "
-    "and of a generation of devices may have been fitted to steady states: where the sources below say so, and "
-    "these are those, the rows of that engine or generation are training data for them; models, sizes and "
-    "parallelism are not. Rows of unknown lengths or with suspected, unlabelled multi-token prediction are "
-    "simulated as they are labelled, and count in the groups only."
-)
-
-
-def validate_steady_state(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Simulate every row and compare; failures are listed with the reason."""
-    rows, left_out = read_steady_states(path)
-    return report_steady_state(recorded.simulate_steady_states(rows, progress, intervals=True), left_out)
 
 
 def report_steady_state(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
@@ -215,7 +224,7 @@ def report_steady_state(pairs: Sequence[Prediction], left_out: Sequence[tuple[st
     notes = [f"metrics: {what}", *_cells(counted), *_in_part(covered)]
     parts = partial(_latency_parts, counted, lambda pair: pair.row.scenario)
     groups = {"all rows": pooled(comparisons)}, given
-    return report_of("steady-state", pairs, left_out, comparisons, _ABOUT_STEADY, 5, parts, notes, counted_only, groups)
+    return report_of("steady-state", pairs, left_out, comparisons, parts, notes, counted=counted_only, groups=groups)
 
 
 def _cells(pairs: Sequence[Prediction]) -> list[str]:
@@ -252,45 +261,20 @@ _OFFLINE_DIMENSIONS: Dimensions = {
     **_MODEL,
     **_PRECISION,
     **_TENSOR_PARALLEL,
-    "tokens": lambda pair: pair.row.labels["tokens"],
+    **_labelled("tokens"),
 }
-_ABOUT_THROUGHPUT = (
-    "Output tokens per second and device of TensorRT-LLM: with in-flight batching under more requests than it can run "
-    "at once (throughput), and of single static batches (static_throughput; ttft: of one prompt alone). None of these "
-    "rows was fitted to: kernels were calibrated on tables of kernels of later versions, the engine's profile on "
-    "servers of later versions. How the engine was configured is not in the data; it is taken to have run with its "
-    "defaults of that time (2,048 sequences, 8,192 tokens a step, KV in FP8 where weights are)."
-)
 
 
-def validate_throughput(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Simulate every row of a table or folder of tables; failures are listed with the reason."""
-    rows, left_out = read_offline_runs(path)
-    return report_throughput(recorded.simulate_offline_runs(rows, progress), left_out)
+def _together(pairs: Sequence[Prediction], comparison: Comparison, number: int) -> dict[str, Any]:
+    return {"sizes": {"sequences together": _compared(comparison, number, pairs).details["batch"]}}
 
 
-def report_throughput(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
-    """Errors over all rows, and by device, model, precision, parallelism and lengths."""
-    covered = [pair for pair in pairs if not pair.reason]
-    comparisons = [comparison_of(metric, unit, covered, _OFFLINE_DIMENSIONS) for metric, unit in _UNITS.items()]
-
-    def together(comparison: Comparison, number: int) -> dict[str, Any]:
-        return {"sizes": {"sequences together": _compared(comparison, number, covered).details["batch"]}}
-
-    return report_of("throughput", pairs, left_out, comparisons, _ABOUT_THROUGHPUT, 5, together)
-
+report_throughput = partial(_report, "throughput", _UNITS, _OFFLINE_DIMENSIONS, _together)
 
 # ---------------------------------------------------------------- single requests
 
 _REQUEST_METRICS = ("e2el", "ttft", "tpot")
 _LENGTHS = (32, 128, 512, 2048)  # tokens
-_ABOUT_REQUESTS = (
-    "One recorded run replayed request by request: the arrivals, prompt lengths and answer lengths of its log,"
-    " the engine arguments and KV blocks that it had. The log was written inside the engine's process: no "
-    "server in front. The device's calibration comes from a layer profile or kernel tables; where that profile"
-    " was taken on this card, kernel times are training data and whole requests (batches, queueing, host time)"
-    " are not."
-)
 
 
 def validate_per_request(folder: str | Path, progress: Progress | None = None) -> ValidationReport:
@@ -315,7 +299,7 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
         of_means = [rows.predicted.mean()], [rows.measured.mean()], ["mean over requests"]
         means[name] = Rows(*of_means, pair.intervals.get(name)).stats()
     parts = partial(_request_parts, pair, mean_step(pair.result))
-    result = report_of("per-request", [pair], (), comparisons, _ABOUT_REQUESTS, 3, parts)
+    result = report_of("per-request", [pair], (), comparisons, parts, num_worst=3)
     covered = len(pair.result.requests or ())
     return replace(result, rows=len(times), covered=covered, metrics=means | pooled(comparisons))
 
@@ -329,29 +313,56 @@ def _request_parts(pair: Prediction, steps: StepChoice | None, comparison: Compa
     return latency_breakdown(comparison.metric, predicted_ms, measured_ms, ttft_ms, typical)
 
 
+# ---------------------------------------------------------------- energy, accepted lengths
+
 _ENERGY_UNITS = {"itl": "ms", "tokens_per_s": "tok/s", "power": "W", "energy_per_token": "J"}
 _ENERGY_DIMENSIONS: Dimensions = {
     **_DEVICE,
     **_MODEL,
     **_PRECISION,
-    "task": lambda pair: pair.row.labels["task"],
+    **_labelled("task"),
     "batch": lambda pair: f"{pair.row.scenario.engine.max_num_seqs:,}",
 }
-_ENERGY_ABOUT = (
-    "Mean power of a server's GPUs and joules per output token under a steady load, beside the mean step at the "
-    "measured mean batch; sizes of images and videos are assumed. The numbers of `power.yaml` are fitted to such rows "
-    "of text, where its source says so: then power is training data; times are not."
+report_energy = partial(_report, "energy", _ENERGY_UNITS, _ENERGY_DIMENSIONS, lambda *_: {})
+
+
+def validate_acceptance(path: str | Path, progress: Progress | None = None, group: str = "") -> ValidationReport:
+    """Compare each row of accepted lengths with the committed catalog, or, left out with its `group` (of `FOLDS`), with
+    laws fitted to the rest of the rows. Rows that cannot be read are listed. Raises SpecError for another kind of
+    file."""
+    rows, unread = read_acceptance(path)
+    if group:
+        folds = [(left_out, fit_laws(kept)) for left_out, kept in FOLDS[group](rows) if kept]
+        pairs = [_accepted(row, laws, "left out") for left_out, laws in folds for row in left_out]
+        missed = sorted({row.name for row in rows} - {pair.row.name for pair in pairs})
+        unread = [*unread, *((name, f"no row is left without its {group} to fit to.") for name in missed)]
+    else:
+        pairs = [_accepted(row, load_catalog()) for row in rows]
+    dimensions = _labelled("row", "model", "method", "mode", "dataset", "drafted tokens")
+    nearest = {pair.row.setup.series: pair.details["nearest"] for pair in pairs if pair.details["nearest"]}
+    notes = [f"{series}: predicted by the mean of {names}." for series, names in nearest.items()]
+    return report_of("acceptance", pairs, unread, [comparison_of(LENGTH, "tokens", pairs, dimensions)], notes=notes)
+
+
+def _accepted(row: Observation, catalog: AcceptanceCatalog, status: str = "") -> Prediction:
+    match, depth, is_known = law_of(catalog, row), row.setup.depth, row.setup.series in catalog.laws
+    if not status and is_known:
+        status = "fitted" if depth <= match.law.longest else "further length"
+    error = catalog.length_error if is_known else max(catalog.length_error, catalog.model_error)
+    constant = match.law.model_copy(update={"decay": 1.0}).length(depth)
+    return Prediction(
+        replace(row, labels={**row.labels, "row": status or "not in the catalog"}, trivial={LENGTH: constant}),
+        {LENGTH: match.law.length(depth)},
+        intervals={LENGTH: (exp(-error), exp(error))} if error else {},
+        details={"nearest": () if is_known else match.names},
+    )
+
+
+validate_serving = partial(
+    validated, read_serving_runs, partial(recorded.simulate_runs, intervals=True), report_serving
 )
-
-
-def validate_energy(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Compare every row; those that cannot be predicted are listed with the reason."""
-    rows, left_out = read_energy_rows(path)
-    return report_energy(predict_all(rows, None, progress), left_out)
-
-
-def report_energy(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
-    """Errors over all rows, and by device, model, precision, task and batch limit."""
-    covered = [pair for pair in pairs if not pair.reason]
-    comparisons = [comparison_of(metric, unit, covered, _ENERGY_DIMENSIONS) for metric, unit in _ENERGY_UNITS.items()]
-    return report_of("energy", pairs, left_out, comparisons, _ENERGY_ABOUT, 5, lambda comparison, number: {})
+validate_steady_state = partial(
+    validated, read_steady_states, partial(recorded.simulate_steady_states, intervals=True), report_steady_state
+)
+validate_throughput = partial(validated, read_offline_runs, recorded.simulate_offline_runs, report_throughput)
+validate_energy = partial(validated, read_energy_rows, predict_all, report_energy)

@@ -11,13 +11,18 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.observation import Observation, Reasons
 from perfmodel.evidence.sources.bench_formats import AIPERF, GUIDELLM, INFERENCEX, VLLM, is_aiperf_record
 from perfmodel.evidence.sources.bench_formats_offline import LLAMA_BENCH, MLPERF, TRTLLM, mlperf_log
-from perfmodel.evidence.sources.bench_run import Format, Object
+from perfmodel.evidence.sources.bench_run import Format, Object, known_format
 from perfmodel.files.sandbox import parse_json, read_limited_text
+from perfmodel.files.tables import load_table
 
 _Named = tuple[str, Object]  # by the name of its file
 
+_OWN = {
+    **{"vllm": VLLM, "guidellm": GUIDELLM, "aiperf": AIPERF, "inferencex": INFERENCEX},
+    **{"mlperf": MLPERF, "llama_bench": LLAMA_BENCH, "trtllm": TRTLLM},
+}
 # The first whose keys an object has reads it.
-FORMATS = (VLLM, GUIDELLM, AIPERF, INFERENCEX, MLPERF, LLAMA_BENCH, TRTLLM)
+FORMATS = tuple(_OWN.get(name) or known_format(name) for name in load_table("load_tools"))
 LARGEST_RESULT_BYTES = 128_000_000  # with each token's time of 30,000 answers, and their texts
 
 

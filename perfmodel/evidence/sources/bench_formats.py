@@ -25,19 +25,16 @@ from math import isinf
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import RequestTimes
 from perfmodel.evidence.sources.bench_run import (
-    STATISTICS,
     Figure,
-    Format,
     Object,
     ResultFields,
+    known_figures,
+    known_format,
     refuse_unequal,
     request_times,
-    statistics_of,
 )
 from perfmodel.evidence.sources.setups import engine_of, quantization_of
 
-_METRICS = ("ttft", "tpot", "itl", "e2el")
-_RATES = ("request_throughput", "output_throughput", "total_token_throughput")
 _ARRAYS = ("input_lens", "output_lens", "ttfts", "itls")
 _OF_ENGINES = ("sglang", "tensorrt-llm", "trt")
 
@@ -100,8 +97,8 @@ def _vllm_speed(fields: ResultFields) -> float:
 
 def _vllm_notes(fields: ResultFields) -> Iterator[str]:
     data, times = fields.data, fields.requests
-    asked = [f"{s}_{name}_ms" for name in (*_METRICS, "e2e_latency") for s in STATISTICS]
-    given = {key: data[key] for key in (*asked, *_RATES, "duration") if data.get(key) is not None}
+    asked = [path[0] for _, path, _ in known_figures("vllm") if path[0] != "total_throughput"]
+    given = {key: data[key] for key in (*asked, "duration") if data.get(key) is not None}
     wrong = [key for key, value in given.items() if isinstance(value, int | float) and not 0 < value < float("inf")]
     if wrong:
         yield f"left out, since zero or not finite: {', '.join(wrong)}"
@@ -113,25 +110,15 @@ def _vllm_notes(fields: ResultFields) -> Iterator[str]:
         yield "the server speculated: without --set engine.speculative_config=... tokens come one by one here"
 
 
-VLLM = Format(
-    names=("vllm bench serve", "SGLang bench_serving"),
+VLLM = known_format(
+    "vllm",
     tool=lambda fields: (
         "SGLang bench_serving"
         if "mean_e2e_latency_ms" in fields.data or "sharegpt_output_len" in fields.data
         else "vllm bench serve"
     ),
-    keys=frozenset({"request_rate", "completed", "total_input_tokens"}),
-    without=frozenset({"hw"}),
-    figures=(
-        *((f"{s}_{metric}_ms", (f"{s}_{metric}_ms",), 1.0) for metric in _METRICS for s in STATISTICS),
-        *((f"{s}_e2el_ms", (f"{s}_e2e_latency_ms",), 1.0) for s in STATISTICS),
-        *((key, (key,), 1.0) for key in _RATES),
-        ("total_token_throughput", ("total_throughput",), 1.0),
-    ),
-    completed=("completed",),
     failed=_vllm_failed,
     requests=_vllm_requests,
-    duration=("duration",),
     load={
         "concurrency": lambda fields: fields.count("max_concurrency") or None,
         "rate": _vllm_rate,
@@ -144,7 +131,6 @@ VLLM = Format(
         "model": lambda fields: fields.text("model_id") or fields.text("server_info", "model_path"),
         "engine.profile": _vllm_engine,
         "engine.tensor_parallel_size": _vllm_degree,
-        "engine.version": ("server_info", "version"),
     },
     notes=_vllm_notes,
     speed=_vllm_speed,
@@ -164,10 +150,12 @@ def is_aiperf_record(data: Object) -> bool:
 
 
 def _aiperf_figures(fields: ResultFields) -> list[Figure]:
-    result: list[Figure] = []
-    for metric, key in _AIPERF_LATENCIES.items():
-        if key in fields.data:
-            result += statistics_of({metric: (key,)}, _AIPERF_STATISTICS, _unit(fields, key))
+    result: list[Figure] = [
+        (f"{ours}_{metric}_ms", (key, theirs), _unit(fields, key))
+        for metric, key in _AIPERF_LATENCIES.items()
+        if key in fields.data
+        for ours, theirs in _AIPERF_STATISTICS.items()
+    ]
     rates = {"request_throughput": "request_throughput", "output_throughput": "output_token_throughput"}
     return [*result, *((ours, (theirs, "avg"), 1.0) for ours, theirs in rates.items())]
 
@@ -258,16 +246,14 @@ def _aiperf_model(fields: ResultFields) -> str:
 
 
 # Of a summary, of "records" (lines of requests, in any order), or of a summary that has them, too.
-AIPERF = Format(
-    names=("AIPerf", "GenAI-Perf"),
+AIPERF = known_format(
+    "aiperf",
     tool=lambda fields: (
         "AIPerf" if "aiperf_version" in fields.data or "input_config" not in fields.data else "GenAI-Perf"
     ),
-    keys=frozenset({"input_config", "request_latency"}),
     figures=_aiperf_figures,
     completed=lambda fields: fields.count("request_count", "avg") if fields.requests is None else len(fields.requests),
     failed=_aiperf_failed,
-    version=("aiperf_version",),
     requests=_aiperf_requests,
     load={
         "concurrency": lambda fields: _aiperf_asked(fields).get("concurrency"),
@@ -343,35 +329,16 @@ def _guidellm_slots(fields: ResultFields) -> float | None:
     return strategy.number("max_concurrency") if slots is None and strategy.number("rate") is None else slots
 
 
-GUIDELLM = Format(
-    names=("GuideLLM",),
-    keys=frozenset({"benchmarks"}),
+GUIDELLM = known_format(
+    "guidellm",
     matches=_is_guidellm,
     runs=_guidellm_runs,
-    figures=(
-        *(
-            (f"{s}_{metric}_ms", ("metrics", key, "successful", *(("percentiles",) if s[0] == "p" else ()), s), scale)
-            for metric, key, scale in (
-                ("ttft", "time_to_first_token_ms", 1.0),
-                ("tpot", "inter_token_latency_ms", 1.0),
-                ("e2el", "request_latency", 1e3),
-            )
-            for s in STATISTICS
-        ),
-        ("request_throughput", ("metrics", "requests_per_second", "successful", "mean"), 1.0),
-        ("output_throughput", ("metrics", "output_tokens_per_second", "successful", "mean"), 1.0),
-    ),
-    completed=("metrics", "request_totals", "successful"),
     failed=lambda fields: sum(fields.count("metrics", "request_totals", key) for key in ("incomplete", "errored")),
-    version=("guidellm_version",),
     requests=_guidellm_requests,
-    duration=("duration",),
     load={
         "concurrency": _guidellm_slots,
         "rate": lambda fields: _guidellm_strategy(fields).number("rate"),
         "cv": lambda fields: 0.0 if _guidellm_strategy(fields).text("type_") == "constant" else 1.0,
-        "prompt": ("metrics", "prompt_token_count", "successful", "mean"),
-        "answer": ("metrics", "output_token_count", "successful", "mean"),
     },
     says={
         "model": lambda fields: (
@@ -398,7 +365,7 @@ def _devices(fields: ResultFields) -> int:
 
 def _inferencex_figures(fields: ResultFields) -> list[Figure]:
     return [
-        *((f"{s}_{metric}_ms", (f"{s}_{metric}",), 1e3) for metric in _METRICS for s in STATISTICS),
+        *known_figures("inferencex"),
         ("total_token_throughput", ("tput_per_gpu",), _devices(fields)),
         ("output_throughput", ("output_tput_per_gpu",), _devices(fields)),
     ]
@@ -415,16 +382,12 @@ def _inferencex_refusal(fields: ResultFields) -> str:
     return ""
 
 
-INFERENCEX = Format(
-    names=("InferenceX",),
-    keys=frozenset({"hw", "conc", "tput_per_gpu"}),
+INFERENCEX = known_format(
+    "inferencex",
     refusal=_inferencex_refusal,
     figures=_inferencex_figures,
     completed=lambda fields: _REQUESTS_PER_SLOT * fields.count("conc"),
-    load={"concurrency": ("conc",), "prompt": ("isl",), "answer": ("osl",)},
     says={
-        "hardware": ("hw",),
-        "model": ("model",),
         "engine.profile": lambda fields: engine_of(fields.text("framework"))[0],
         "engine.version": lambda fields: engine_of(fields.text("framework"))[1] or engine_of(fields.text("image"))[1],
         "engine.quantization": lambda fields: quantization_of(fields.text("precision")),

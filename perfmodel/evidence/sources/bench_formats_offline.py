@@ -15,19 +15,15 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from perfmodel.errors import SpecError
-from perfmodel.evidence.sources.bench_run import MAX_TOKENS, Figure, Format, Place, ResultFields, statistics_of
+from perfmodel.evidence.sources.bench_run import MAX_TOKENS, Figure, Place, ResultFields, known_figures, known_format
 from perfmodel.evidence.sources.local import METRICS, LocalSetup
 from perfmodel.evidence.sources.setups import quantization_of
+from perfmodel.files.tables import load_table
 
 _FILE_TYPE = re.compile(r"[-._](i?q\d\w*|bf16|f16|f32|mxfp4)(?=\.gguf$|-\d{5}-of-\d{5}\.gguf$)", re.IGNORECASE)
 _TYPE = re.compile(r"\b(I?Q\d_\w+|Q\d_K(?: - (?:Small|Medium|Large))?|BF16|F16|F32|MXFP4)", re.IGNORECASE)
 _SIZES = {" - small": "_s", " - medium": "_m", " - large": "_l"}
 _PARTS = re.compile(r"-\d{5}-of-\d{5}$")
-_BACKENDS = {
-    **{name: name for name in ("cuda", "rocm", "vulkan", "metal", "opencl", "sycl", "cpu")},
-    **{"hip": "rocm", "mtl": "metal", "blas": "cpu"},
-}
-_BACKEND_ORDER = ("cuda", "rocm", "hip", "vulkan", "metal", "mtl", "opencl", "sycl", "blas", "cpu")
 _AUTO = "-1"  # of flash_attn: as the backend has it
 _MAX_PARAMETERS = 1e14
 
@@ -53,7 +49,8 @@ def _llama_backend(fields: ResultFields) -> str:
     if str(fields.data.get("n_gpu_layers")) == "0":  # -1 for all that fit
         return "cpu"
     backends = fields.text("backends").lower()
-    return next((_BACKENDS[theirs] for theirs in _BACKEND_ORDER if theirs in backends), "cpu")
+    known = load_table("published_words")["llama_backends"]
+    return str(next((ours for theirs, ours in known if theirs in backends), "cpu"))
 
 
 def _llama_setup(fields: ResultFields) -> LocalSetup:
@@ -118,9 +115,8 @@ def _llama_model(fields: ResultFields) -> tuple[str, str]:
     return model, lower
 
 
-LLAMA_BENCH = Format(
-    names=("llama-bench",),
-    keys=frozenset({"n_prompt", "n_gen", "avg_ts", "model_type"}),
+LLAMA_BENCH = known_format(
+    "llama_bench",
     refusal=_llama_refusal,
     figures=lambda fields: ((METRICS[_llama_test(fields)], ("avg_ts",), 1.0),),
     completed=lambda fields: 1,
@@ -131,22 +127,6 @@ LLAMA_BENCH = Format(
 
 
 _LINE = re.compile(r"^\s*(.+?)\s*:\s*(\S.*?)\s*$", re.MULTILINE)
-_MLPERF_QUANTILES = {"50.00": "median", "90.00": "p90", "95.00": "p95", "99.00": "p99"}
-# The generator's words for a latency, as a mean and at a percentile; newer ones last.
-_MLPERF_LATENCIES = (
-    ("ttft", "Mean First Token latency (ns)", "{} percentile first token latency (ns)"),
-    ("tpot", "Mean Time per Output Token (ns)", "{} percentile time to output token (ns)"),
-    ("tpot", "Mean Time to Output Token (ns)", "{} percentile time to output token (ns)"),
-    ("e2el", "Mean latency (ns)", "{} percentile latency (ns)"),
-)
-_MLPERF_FIGURES: tuple[Figure, ...] = tuple(
-    figure
-    for metric, mean, percentile in _MLPERF_LATENCIES
-    for figure in (
-        (f"mean_{metric}_ms", (mean,), 1e-6),
-        *((f"{ours}_{metric}_ms", (percentile.format(theirs),), 1e-6) for theirs, ours in _MLPERF_QUANTILES.items()),
-    )
-)
 _MAX_SERVED = 4000  # requests of a Server run that is simulated: its means have long settled
 _MLPERF_HEAD = "MLPerf Results Summary"
 
@@ -188,7 +168,7 @@ def _mlperf_refusal(fields: ResultFields) -> str:
 def _mlperf_figures(fields: ResultFields) -> tuple[Figure, ...]:
     """Offline, all samples wait for all others: latencies repeat what the rate says."""
     rates = (("request_throughput", (_samples(fields)[0],), 1.0), ("output_throughput", (_tokens(fields),), 1.0))
-    return (*(() if _is_offline(fields) else _MLPERF_FIGURES), *rates)
+    return (*(() if _is_offline(fields) else known_figures("mlperf")), *rates)
 
 
 def _mlperf_count(fields: ResultFields) -> int:
@@ -207,9 +187,8 @@ def _mlperf_notes(fields: ResultFields) -> Iterator[str]:
     yield "the file has no lengths of prompts, no model and no machine: those are the scenario's"
 
 
-MLPERF = Format(
-    names=("MLPerf LoadGen",),
-    keys=frozenset({_MLPERF_HEAD}),
+MLPERF = known_format(
+    "mlperf",
     refusal=_mlperf_refusal,
     figures=_mlperf_figures,
     completed=_mlperf_count,
@@ -222,11 +201,6 @@ MLPERF = Format(
 
 
 _ALL_IN_FLIGHT = 0.9  # of the requests or of the batch on average: nothing held them back
-_TRTLLM_LATENCIES = {
-    "e2el": ("performance", "request_latency_percentiles_ms"),
-    "ttft": ("streaming_metrics", "ttft_percentiles"),
-    "tpot": ("streaming_metrics", "tpot_percentiles"),
-}
 
 
 def _trtllm_slots(fields: ResultFields) -> int | None:
@@ -248,30 +222,11 @@ def _world(key: str) -> Place:
 
 
 # Its share of memory for KV is of what the weights leave free, another number than vLLM's: left to the default.
-TRTLLM = Format(
-    names=("trtllm-bench",),
-    keys=frozenset({"engine", "world_info", "request_info", "performance"}),
-    figures=(
-        ("request_throughput", ("performance", "request_throughput_req_s"), 1.0),
-        ("output_throughput", ("performance", "system_output_throughput_tok_s"), 1.0),
-        ("total_token_throughput", ("performance", "system_total_throughput_tok_s"), 1.0),
-        ("mean_e2el_ms", ("performance", "avg_request_latency_ms"), 1.0),
-        ("mean_ttft_ms", ("streaming_metrics", "avg_ttft_ms"), 1.0),
-        ("mean_tpot_ms", ("streaming_metrics", "avg_tpot_ms"), 1.0),
-        *statistics_of(_TRTLLM_LATENCIES, {"median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}),
-    ),
-    completed=("request_info", "num_requests"),
-    version=("engine", "version"),
-    load={
-        "concurrency": _trtllm_slots,
-        "prompt": ("request_info", "avg_input_length"),
-        "answer": ("request_info", "avg_output_length"),
-    },
+TRTLLM = known_format(
+    "trtllm",
+    load={"concurrency": _trtllm_slots},
     says={
-        "model": ("engine", "model"),
-        "hardware": ("machine", "name"),
         "engine.profile": lambda fields: "trtllm",
-        "engine.version": ("engine", "version"),
         "engine.quantization": lambda fields: quantization_of(fields.text("engine", "quantization")),
         "engine.kv_cache_dtype": lambda fields: (
             "fp8" if "FP8" in str(fields.at("engine", "kv_cache_dtype")).upper() else None

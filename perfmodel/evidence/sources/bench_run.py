@@ -11,6 +11,7 @@ import numpy as np
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import Floats, Observation, RequestTimes
 from perfmodel.evidence.sources.local import LocalSetup
+from perfmodel.files.tables import load_table
 
 Object = Mapping[str, Any]
 Stated = str | int | float | bool
@@ -197,14 +198,28 @@ def _value(fields: ResultFields, place: Place) -> Any:
     return place(fields) if callable(place) else fields.number(*place) if place else None
 
 
-def statistics_of(
-    places: Mapping[str, tuple[str, ...]], names: Mapping[str, str], scale: float = 1.0
-) -> tuple[Figure, ...]:
-    """Figures of nested statistics. places: metric -> path of its object; names: our statistic -> key in it"""
-    return tuple(
-        (f"{ours}_{metric}_ms", (*path, theirs), scale)
-        for metric, path in places.items()
-        for ours, theirs in names.items()
+def known_figures(tool: str) -> tuple[Figure, ...]:
+    """The figures of a tool in `workloads/tables/load_tools.yaml`."""
+    result: list[Figure] = []
+    for name, path, *names, scale in load_table("load_tools")[tool].get("figures", ()):
+        if not names:
+            result.append((name, tuple(path), scale))
+        for ours, theirs in names[0].items() if names else ():
+            result.append((f"{ours}_{name}_ms", tuple(part.replace("{}", theirs) for part in path), scale))
+    return tuple(result)
+
+
+def known_format(name: str, /, **more: Any) -> Format:
+    """The format of a tool in that table, and in `more` what takes more than a place to read."""
+    row = load_table("load_tools")[name]
+    places = {key: tuple(row.get(key, ())) for key in ("completed", "failed", "version", "duration")}
+    mappings = {
+        part: {key: tuple(path) for key, path in row.get(part, {}).items()} | more.pop(part, {})
+        for part in ("load", "says")
+    }
+    keys = {key: frozenset(row.get(key, ())) for key in ("keys", "without")}
+    return Format(
+        **{"names": tuple(row["names"]), "figures": known_figures(name), **keys, **places, **mappings, **more}
     )
 
 

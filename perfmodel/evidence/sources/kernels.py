@@ -16,6 +16,7 @@ from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import take
 from perfmodel.errors import MissingExtraError, SpecError
 from perfmodel.evidence.observation import MALFORMED, table_rows
+from perfmodel.files.tables import load_table
 
 Column = NDArray[Any]
 
@@ -237,8 +238,7 @@ def kernel_groups(
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """A number format of a table. name: in calibration keys; rate: key of the peak rate; weight_bytes, input_bytes: per
-    element, scales included; quantizes_input: a kernel first reads inputs in 2 bytes and writes `input_bytes`"""
+    """A number format of a kernel table, as `workloads/tables/number_formats.yaml` explains it."""
 
     name: str
     rate: str
@@ -252,26 +252,4 @@ class WeightFormat:
         return 2.0 + self.input_bytes if self.quantizes_input else 0.0
 
 
-_W4 = 0.5 + 2 / 128  # 4 bits, a 16-bit scale per 128
-_MXFP4 = 0.5 + 1 / 32
-_NVFP4 = 0.5 + 1 / 16
-
-# `sq` is TensorRT-LLM's SmoothQuant plugin, timed on input that is int8 already.
-WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
-    "bfloat16": WeightFormat("bf16", "bf16", 2, 2),
-    "float16": WeightFormat("bf16", "bf16", 2, 2),
-    "fp8": WeightFormat("fp8", "fp8", 1, 1, quantizes_input=True),
-    "fp8_static": WeightFormat("fp8", "fp8", 1, 1, quantizes_input=True),
-    "fp8_block": WeightFormat("fp8_block", "fp8", 1, 1, quantizes_input=True),
-    "int8": WeightFormat("int8", "int8", 1, 1, quantizes_input=True),
-    "fp8_wo": WeightFormat("fp8_wo", "bf16", 1, 2),
-    "int8_wo": WeightFormat("int8_wo", "bf16", 1, 2),
-    "int4_wo": WeightFormat("int4_wo", "bf16", _W4, 2),
-    "sq": WeightFormat("int8", "int8", 1, 1),
-    "w4afp8": WeightFormat("w4afp8", "fp8", _W4, 1, quantizes_input=True),
-    "w4a16_mxfp4": WeightFormat("mxfp4_wo", "bf16", _MXFP4, 2),
-    "w4a16_nvfp4": WeightFormat("nvfp4_wo", "bf16", _NVFP4, 2),
-    "w4a8_mxfp4_mxfp8": WeightFormat("w4a8_mxfp4", "fp8", _MXFP4, 1 + 1 / 32, quantizes_input=True),
-    "mxfp4": WeightFormat("mxfp4", "fp4", _MXFP4, _MXFP4, quantizes_input=True),
-    "nvfp4": WeightFormat("nvfp4", "fp4", _NVFP4, _NVFP4, quantizes_input=True),
-}
+WEIGHT_FORMATS = {name: WeightFormat(**row) for name, row in load_table("number_formats")["kernel_tables"].items()}

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import Entry, Observation, Reasons, described, first_problem, lenient_rows, named
+from perfmodel.files.tables import load_table
 from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN, QuantizationSpec
 from perfmodel.models.cards import load_model
 from perfmodel.models.number_formats import BITS_PER_WEIGHT, with_dtype, with_quantization
@@ -152,27 +153,8 @@ def _date(text: str) -> datetime.date | None:
 
 # ---------------------------------------------------------------- devices
 
-# The words after the number of compute units: whose they are.
-_MAKERS = (("SM", "nvidia"), ("CU", "amd"), ("Xe", "intel"), ("GPU cores", "apple"), ("MME", "intel"))
+_TABLE = load_table("published_words")
 _COUNT = re.compile(r"\d+")
-_PEAKS = {  # column -> rate; FLOP/s in units of 1e12
-    "fp32_tflops": "fp32",
-    "fp16_tensor_fp32_accumulate_tflops": "fp16",
-    "fp16_tensor_dense_tflops": "fp16_acc16",
-    "int8_dense_tops": "int8",
-}
-# A table's words for what a CPU computes with -> instructions.
-_SIMD = {
-    "avx512": ("avx512", "avx2"),
-    "amx": ("amx",),
-    "amx/sme": ("sme",),
-    "avx2": ("avx2",),
-    "avx": ("avx",),
-    "sse4": ("sse4",),
-    "sse4a": ("sse4",),
-    "neon": ("neon",),
-    "rvv1.0-256": ("rvv",),
-}
 _DEFAULT_BYTES = 64e9  # of memory that a table leaves open: figures do not depend on it
 _VECTOR_OPS = 8.0  # FLOPs per core and clock, where a table has no rate: four lanes that multiply and add
 
@@ -218,7 +200,7 @@ def _hardware(name: str, kind: str, row: Mapping[str, str]) -> HardwareSpec:
     cores, clock_hz = row.get("cores", ""), 1e6 * figure("boost_mhz")
     count = _COUNT.match(cores)
     units = int(count[0]) if count else 1
-    peaks = {rate: 1e12 * figure(column) for column, rate in _PEAKS.items() if figure(column)}
+    peaks = {rate: 1e12 * figure(column) for column, rate in _TABLE["peaks"].items() if figure(column)}
     if not peaks and clock_hz:
         peaks = {"fp32": units * clock_hz * _VECTOR_OPS}
     capacity_bytes, bandwidth = 1e9 * figure("memory_gb") or _DEFAULT_BYTES, 1e9 * figure("memory_bandwidth_gb_s")
@@ -232,10 +214,10 @@ def _hardware(name: str, kind: str, row: Mapping[str, str]) -> HardwareSpec:
         "peak_flops_per_s": peaks,
         "memory": memory,
         "tdp_w": figure("tdp_w") or None,
-        "instructions": [item for word in row.get("simd", "").split("+") for item in _SIMD.get(word, ())],
+        "instructions": [item for word in row.get("simd", "").split("+") for item in _TABLE["simd"].get(word, ())],
         **({"vector_flops_per_s": peaks["fp32"]} if "fp32" in peaks else {}),
     }
-    maker = None if kind == "cpu" else next((maker for word, maker in _MAKERS if word in cores), None)
+    maker = None if kind == "cpu" else next((maker for word, maker in _TABLE["makers"] if word in cores), None)
     file_name = re.sub(r"[^\w.+-]+", "-", name).strip("-")
     try:
         return HardwareSpec.model_validate({"name": file_name, "kind": kind, "maker": maker, "declared": declared})
@@ -355,18 +337,6 @@ def _of_bits(plain: ModelSpec, form: str, bits: Mapping[str, float | str]) -> Mo
 
 # ---------------------------------------------------------------- engines and their steps
 
-# (prompt, generated) tokens
-LOCALSCORE_SHAPES = (
-    (1024, 16),
-    (4096, 256),
-    (2048, 256),
-    (2048, 768),
-    (1024, 1024),
-    (1280, 3072),
-    (384, 1152),
-    (64, 1024),
-    (16, 1536),
-)
 _USUAL_GENERATED = 128  # of a tool that does not say
 _SHORT_PROMPT = 32  # in front of what such a tool generates
 _BUILD = re.compile(r"\(b?(\d+)\)|^b?(\d{4,})$")
@@ -412,7 +382,7 @@ def local_scenario(row: LocalSetup, model: LocalModel, hardware: HardwareSpec) -
 def row_tests(row: LocalSetup, spans: tuple[int, ...], budget: int) -> list[Test]:
     """The tests whose mean rate is the figure. spans: `ModelSpec.attention_spans`; budget: tokens of a step"""
     if row.tool == "localscore":
-        pairs = LOCALSCORE_SHAPES
+        pairs = _TABLE["localscore"]
         if row.test == "pp":
             return [_prompt(prompt, 1, 0, budget) for prompt, _ in pairs]
         return [_decode(prompt + generated // 2, 1, spans) for prompt, generated in pairs]

@@ -25,7 +25,9 @@ from typing import NamedTuple
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import Entry, Observation, Reasons, described, lenient_rows, named
 from perfmodel.evidence.sources.setups import Load, Setup, engine_of, has_card
+from perfmodel.files.tables import load_table
 
+_WORDS = load_table("published_words")
 _NEEDED = ("id", "device", "engine", "model")
 _PROMPT, _ANSWER = 512, 256
 _FEW = 16  # tokens of an answer whose first step was timed
@@ -35,7 +37,6 @@ _RANKS = re.compile(r"dep(\d+)", re.IGNORECASE)
 _POWER = re.compile(r"power limit (\d+) ?W")
 # Flags of effects outside any device model: such rows are listed apart.
 _APART = "does not match lengths"
-_CLASSES = (("cpu", "xeon|epyc|cpu|grace"), ("apu", "strix|igpu|apple"), ("gpu", "rtx|radeon|rx-|arc|gtx"))
 _MILLISECONDS = ("ttft", "tpot", "itl", "e2e")
 
 
@@ -146,7 +147,9 @@ def _served_row(name: str, entry: Entry) -> Observation:
 
 def _served_setup(entry: Entry) -> Setup:
     device, kind, note = entry["device"], entry["kind"].lower(), entry.get("note", "").lower()
-    device_class = next((name for name, words in _CLASSES if re.search(words, device.lower())), "accelerator")
+    device_class = next(
+        (name for name, words in _WORDS["device_classes"] if re.search(words, device.lower())), "accelerator"
+    )
     engine, _ = engine_of(entry["engine"], device_class)
     lengths = f"{entry.get('isl', '')} {entry.get('osl', '')}".lower()
     prompt, answer = next((pair for word, pair in _OF_WORDS.items() if word in lengths), (_PROMPT, _ANSWER))
@@ -305,18 +308,6 @@ class _DataSet(NamedTuple):
     beams: int = 1
 
 
-# By words of the benchmark's name; the first that fits counts.
-_DATA_SETS = (
-    ("llama2|llama-2", _DataSet(294, 294)),
-    ("405b", _DataSet(9400, 680)),
-    ("llama3|llama-3", _DataSet(778, 128, is_varied=False)),
-    ("gptj|gpt-j", _DataSet(920, 69, beams=4)),
-    ("mixtral", _DataSet(390, 145)),
-    ("deepseek", _DataSet(800, 3880)),
-    ("", _DataSet(512, 512)),
-)
-# TensorRT-LLM and vLLM as they were when the rounds' results were due; frameworks name TensorRT's own version, if any.
-_RELEASES = {"v3.1": "0.5", "v4.0": "0.8", "v4.1": "0.12", "v5.0": "0.18", "v5.1": "1.0", "v6.0": "1.3"}
 _MAX_TOGETHER = 2048  # samples in flight that submitters allow an engine [assumed]; KV blocks limit most
 _TOKENS = 8192  # of a step [assumed]
 _RUN_S = 600.0  # a run takes ten minutes at least
@@ -349,8 +340,8 @@ def _mlperf_setup(entry: Entry) -> Setup:
     engine, version = engine_of(framework, device_class)
     is_compiled = engine == "trtllm"
     if is_compiled or not version:
-        version = _RELEASES.get(entry.get("round", ""), "") if is_compiled else version
-    data = next(item for words, item in _DATA_SETS if re.search(words, benchmark.lower()))
+        version = _WORDS["releases"].get(entry.get("round", ""), "") if is_compiled else version
+    data = next(_DataSet(*row) for words, *row in _WORDS["data_sets"] if re.search(words, benchmark.lower()))
     is_served, is_single = entry["scenario"] in _SERVED, entry["scenario"] == _ONE_AT_A_TIME
     rate = (number(entry, "target_qps") or number(entry, "samples_per_s")) if is_served else 0.0
     used = entry.get("used_model") or benchmark

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import recorded_engine
 from perfmodel.evidence.sources.local import DeviceTable, LocalModel, local_model
+from perfmodel.files.tables import load_table
 from perfmodel.models.architecture import QuantizationSpec
 from perfmodel.models.cards import load_model
 from perfmodel.models.number_formats import with_quantization
@@ -26,32 +27,12 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_hardware
 from perfmodel.specs.traffic import Arrivals, Lengths, Sampling, Traffic
 
-# Engines by words in their names; the first match counts. Without one: continuous batching, as vLLM's.
-_ENGINES = (
-    ("sglang", "sglang"),
-    ("vllm", "vllm"),
-    ("llamacpp", "llama-server|llama.cpp|llamacpp|llama_cpp|ollama|lemonade|llamafile|localscore"),
-    ("mlx", "mlx"),
-    ("trtllm", "tensorrt|trt|cuda"),
-)
+_WORDS = load_table("published_words")
 _VERSION = re.compile(r"\d+\.\d+(?:\.\d+)*")
-# Weight formats by words in a result.
-_FORMATS = (
-    ("bfp8|bfp4", "fp8"),
-    ("mxfp4", "mxfp4"),
-    ("nvfp4", "nvfp4"),
-    ("fp4", "nvfp4"),
-    ("fp8|float8", "fp8"),
-    ("w4a16|awq|gptq|autoround|int4|4bit|w4|q4|exl3|exl2|int2", "int4"),
-    ("smoothquant|int8|w8a8|8bit|q8", "int8"),
-)
 Load = Literal["saturated", "burst", "open", "closed", "first_token"]
 _LLAMA = re.compile(r"^llama[-_]?(\d)")
 _TARGET = re.compile(r"-99(\.9)?(?=$|-)")
-_DECORATION = re.compile(
-    r"[-_](instruct|chat|hf|it|base|fp8|fp4|nvfp4|mxfp4|awq|gptq|autoround|dynamic|int4|int8|4bit|8bit|kv|quark|pre|dyn|"
-    r"trtllm|v0\.\d|\d{4}|qat|mobile|ct|f16|bf16|gguf|quantized|w4a16|w8a8|interactive)(?=$|[-_.])"
-)
+_DECORATION = re.compile(_WORDS["decoration"])
 
 
 @dataclass(frozen=True)
@@ -117,7 +98,7 @@ def engine_of(text: str, device_class: str = "gpu") -> tuple[str, str]:
     """(engine profile, version text) from a result's framework; of one that vLLM stands in for (TGI, OpenVINO, PyTorch
     alone) no version, which would be another's."""
     lower = text.lower()
-    profile = next((name for name, words in _ENGINES if re.search(words, lower)), "")
+    profile = next((name for name, words in _WORDS["engines"] if re.search(words, lower)), "")
     if not profile:
         return "vllm", ""
     if device_class == "cpu" and profile == "trtllm":
@@ -131,7 +112,7 @@ def quantization_of(text: str, is_nvidia: bool = True) -> str | None:
     """`engine.quantization` of a result's precision; None for 16 bits and unknown ones. is_nvidia: FP4 has blocks of 16
     there, elsewhere those of OCP MX formats"""
     lower = text.lower()
-    result = next((name for words, name in _FORMATS if re.search(words, lower)), None)
+    result = next((name for words, name in _WORDS["formats"] if re.search(words, lower)), None)
     return "mxfp4" if result == "nvfp4" and not is_nvidia and "nvfp4" not in lower else result
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from perfmodel.files.tables import load_table
 from perfmodel.models import architecture as arch
 from perfmodel.models.executed import FAMILIES
 from perfmodel.models.hf.families import Family
@@ -13,14 +14,11 @@ from perfmodel.models.hf.fields import Fields
 from perfmodel.models.number_formats import format_of_dtype
 
 _PLAIN_ACTIVATIONS = ("relu", "relu2")  # gated only by decoders that gate every activation
-_FOUR_TIMES = ("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "bloom", "falcon", "mpt", "phi", "codegen")
 _THETA = 10_000.0  # of transformers' LlamaConfig
 _PLAIN_ROPES = ("default", "none", "mrope")  # mrope: positions of a text are the same in all of its sections
-_BIASED_ROUTERS = ("gpt_oss", "nemotron_h", "glm4_moe", "glm4_moe_lite", "kimi_linear", "minimax_m3_vl_text")
 _ROPE_SYNONYMS = {"su": "longrope"}
 _CHOSEN_BELOW = 128  # tokens to a compressed key; so many and more leave few keys, all of which are seen
-# What the modelling files of transformers rotate by pairs of neighbours.
-_INTERLEAVED = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm", "glm4", "glm_moe_dsa", "cohere")
+_TABLE = load_table("model_families")
 
 
 def attention(
@@ -241,7 +239,7 @@ def _dense_width(fields: Fields) -> int:
     shared = fields.optional("shared_intermediate_size")  # Granite hybrids without experts
     if shared is not None:
         return shared
-    if fields.model_type in _FOUR_TIMES or fields.has("expansion_ratio"):
+    if fields.model_type in _TABLE["four_times"] or fields.has("expansion_ratio"):
         return fields.integer("expansion_ratio", 4) * fields.integer("hidden_size")
     return fields.integer("intermediate_size")
 
@@ -267,7 +265,7 @@ def moe_ffn(fields: Fields, family: Family) -> arch.MoEFFN:
         shared_intermediate_size=shared,
         # The sigmoid gate comes with Qwen's way of writing the shared width.
         shared_gate=shared > 0 and fields.has("shared_expert_intermediate_size"),
-        router_bias=is_corrected or fields.model_type in _BIASED_ROUTERS,
+        router_bias=is_corrected or fields.model_type in _TABLE["biased_routers"],
         num_groups=fields.integer("n_group", 1) if has_groups else 1,
         top_k_groups=fields.integer("topk_group", 1) if has_groups else 1,
         latent_size=fields.optional("moe_latent_size"),
@@ -335,7 +333,7 @@ def _rope_of(fields: Fields, head_dim: int, is_sliding: bool = False) -> arch.Ro
         theta=_rope_number(fields, "rope_theta", theta),
         dim=None if dim == head_dim else dim,
         scaling=_rope_scaling(fields, block),
-        is_interleaved=fields.flag("rope_interleave", fields.model_type in _INTERLEAVED),
+        is_interleaved=fields.flag("rope_interleave", fields.model_type in _TABLE["interleaved"]),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.sandbox import read_json
+from perfmodel.files.tables import load_table
 from perfmodel.models.architecture import KEYED, FeedForward, Layer, Mixer, QuantizationSpec
 from perfmodel.models.executed import format_of_name
 from perfmodel.models.hf import blocks
@@ -35,32 +36,10 @@ HF_QUANT_CONFIG = "hf_quant_config.json"  # ModelOpt's, beside a config.json
 _FORMATS = {"quantization_config", "compression_config", "quantization"}
 _ENCODERS = {"images": "vision_config", "audio": "audio_config"}
 _UNLIMITED_POSITIONS = 1 << 20  # scans without positions have no limit of their own
-_NOT_MODELLED = {
-    "rwkv_version": "RWKV",
-    "lru_width": "recurrent (RG-LRU) layers",
-    "cross_attention_layers": "cross-attention to images",
-    "hidden_size_per_layer_input": "an embedding for each layer (Gemma 3n, Gemma 4 E2B and E4B)",
-    "num_kv_shared_layers": "layers that attend to others' keys",
-    "mhc_num_residual_streams": "GLM-5-Next's sparse attention to pooled keys beside Kimi delta attention",
-    "engram_layer_ids": "embeddings of n-grams (DeepSeek-V4.1)",
-}
 _SCANS = ("mamba", "mamba2", "falcon_mamba")
-# Words of `layer_types` -> kinds of mixers.
-_KINDS = {
-    "full_attention": "full",
-    "attention": "full",
-    "hybrid": "full",
-    "sliding_attention": "sliding",
-    "chunked_attention": "chunked",
-    "linear_attention": "linear",
-    "mamba": "mamba",
-    "minimax_m3_sparse": "blocks",
-}
-# DeepSeek-V4's, and tokens to a compressed key.
-_RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+_TABLE = load_table("model_families")
+_KINDS: Mapping[str, str] = _TABLE["layer_kinds"]
 _EXPERTS_FP4 = QuantizationSpec(method="mxfp4", weights="mxfp4", group_size=32, kept=frozenset())
-# Words of Nemotron-H's layers -> letters of its pattern.
-_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E", "linear_attention": "M", "full_attention": "*"}
 
 
 def model_from_config(
@@ -162,14 +141,16 @@ def _read_json(path: Path) -> Any:
 
 def _decoder_layers(fields: Fields, family: Family) -> list[Layer]:
     """All decoder layers in order; multi-token-prediction layers are not among them."""
-    for name, what in _NOT_MODELLED.items():
+    for name, what in _TABLE["not_modelled"].items():
         if fields.get(name):
             raise fields.error(f"{name}: {what} is not modelled.")
     if fields.has("block_configs"):
         return [_searched_block(fields, family, block) for block in fields.items("block_configs")]
     pattern = fields.get("hybrid_override_pattern")
     if pattern is None and fields.model_type == "nemotron_h":
-        pattern = "".join(_LETTERS.get(str(word), "?") for word in fields.items("layers_block_type")) or None
+        pattern = (
+            "".join(_TABLE["pattern_letters"].get(str(word), "?") for word in fields.items("layers_block_type")) or None
+        )
     if pattern is not None:
         # Nemotron-H: M a scan, * attention, - dense, E experts; each layer holds one of them.
         if not isinstance(pattern, str) or set(pattern) - set("M*-E"):
@@ -265,7 +246,7 @@ def _compress_ratio(fields: Fields, index: int, num_layers: int) -> int:
     ratios = fields.per_layer("compress_ratios", num_layers)
     if ratios is None:
         words, rates = fields.per_layer("layer_types", num_layers), fields.get("compress_rates")
-        known = _RATIOS | (dict(rates) if isinstance(rates, Mapping) else {})
+        known = _TABLE["compress_ratios"] | (dict(rates) if isinstance(rates, Mapping) else {})
         ratios = [known.get(str(word)) for word in words or ["none"] * num_layers]
     ratio = ratios[index]
     if not isinstance(ratio, int) or ratio < 0:

@@ -6,52 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfmodel.errors import SpecError
+from perfmodel.files.tables import load_table
 
 Json = Mapping[str, Any]
 
-# Today's name -> all names in use, in order of preference.
-_NAMES = {
-    "hidden_size": "hidden_size n_embd d_model dim",
-    "num_hidden_layers": "num_hidden_layers n_layer n_layers num_layers",
-    "num_attention_heads": "num_attention_heads n_head n_heads",
-    "num_key_value_heads": "num_key_value_heads num_kv_heads n_head_kv n_kv_heads multi_query_group_num "
-    + "num_attention_groups",
-    "head_dim": "head_dim attention_head_dim kv_channels",
-    "intermediate_size": "intermediate_size ffn_dim n_inner ffn_hidden_size",
-    "vocab_size": "vocab_size padded_vocab_size",
-    "max_position_embeddings": "max_position_embeddings n_positions max_sequence_length max_seq_len seq_length n_ctx "
-    + "model_max_length max_position_embedding",
-    "hidden_act": "hidden_act mlp_hidden_act hidden_activation activation_function activation",
-    "dtype": "dtype torch_dtype",
-    "norm_eps": "rms_norm_eps layer_norm_epsilon layer_norm_eps norm_epsilon norm_eps",
-    "rope_parameters": "rope_parameters rope_scaling",
-    "rope_theta": "rope_theta global_rope_theta",
-    "rope_local_base_freq": "rope_local_base_freq local_rope_theta",
-    "num_experts": "num_experts num_local_experts n_routed_experts moe_num_experts",
-    "num_experts_per_tok": "num_experts_per_tok num_experts_per_token experts_per_token moe_top_k moe_k moe_topk "
-    + "top_k_experts",
-    "moe_intermediate_size": "moe_intermediate_size expert_ffn_hidden_size",
-    "n_shared_experts": "n_shared_experts num_shared_experts moe_num_shared_experts num_shared_expert",
-    "n_group": "n_group num_expert_group",
-    "moe_latent_size": "moe_latent_size routed_expert_hidden_size",
-    "norm_topk_prob": "norm_topk_prob moe_renormalize",
-    "scoring_func": "scoring_func moe_router_activation_func",
-    "sliding_window": "sliding_window sliding_window_size",
-    "sliding_window_pattern": "sliding_window_pattern _sliding_window_pattern",
-    "mamba_num_heads": "mamba_num_heads mamba_n_heads",
-    "mamba_head_dim": "mamba_head_dim mamba_d_head",
-    "mamba_state_size": "ssm_state_size mamba_d_state state_size",
-    "mamba_num_groups": "mamba_n_groups n_groups",
-    "mamba_conv_kernel": "mamba_d_conv conv_kernel",
-    "mamba_expand": "mamba_expand expand",
-    "mamba_chunk_size": "mamba_chunk_size chunk_size",
-    "mamba_dt_rank": "mamba_dt_rank time_step_rank",
-    "mamba_conv_bias": "mamba_conv_bias use_conv_bias",
-    "mamba_proj_bias": "use_bias mamba_proj_bias",
-    "lm_head_bias": "lm_head_bias use_lm_head_bias",
-    "attention_bias": "attention_bias use_qkv_bias qkv_bias add_qkv_bias",
+_SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    name: tuple(names.split()) for name, names in load_table("config_fields").items()
 }
-_SYNONYMS: Mapping[str, tuple[str, ...]] = {name: tuple(names.split()) for name, names in _NAMES.items()}
 
 _LARGEST = 10**12  # beyond any size in use: a slip of the keyboard, or a damaged file
 _MAX_LAYERS = 10_000

@@ -9,6 +9,7 @@ from fnmatch import translate
 from math import comb, inf
 from typing import Any
 
+from perfmodel.files.tables import load_table
 from perfmodel.models.architecture import KEYED, DenseFFN, Layer, QuantizationSpec
 from perfmodel.models.hf.fields import Fields
 from perfmodel.models.number_formats import BITS_PER_WEIGHT
@@ -25,44 +26,9 @@ _IGNORE_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_m
 # (weights, activations, group_size, group_rows)
 _Formats = tuple[str, str | None, int, int]
 
-# A module of each component as checkpoints write it; `0` stands for any number.
-_MODULES: Mapping[str, tuple[str, ...]] = {
-    "attention": (*(f"self_attn.{leaf}" for leaf in ("q_proj", "q_b_proj", "o_proj")), "mixer.q_proj"),
-    "linear_attention": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_qkvz", "mixer.in_proj", "mamba.in_proj"),
-    "dense_ffn": ("mlp.down_proj", "mixer.down_proj", "feed_forward.down_proj"),
-    "experts": (
-        "mlp.experts.0.down_proj",
-        "mlp.experts.down_proj",
-        "block_sparse_moe.experts.0.w2",
-        "mixer.experts.0.down_proj",
-        "feed_forward.experts.down_proj",
-    ),
-    "shared_experts": (
-        "mlp.shared_experts.down_proj",
-        "mlp.shared_expert.down_proj",
-        "mixer.shared_experts.down_proj",
-        "feed_forward.shared_expert.down_proj",
-    ),
-}
-
-# Parts of ModelOpt's names, the first that fits: weights, activations, elements of a group, and its rows.
-_MODELOPT: tuple[tuple[str, str, str | None, int, int], ...] = (
-    ("W4A8_MXFP4", "mxfp4", "fp8", 32, 1),
-    ("MXFP4", "mxfp4", None, 32, 1),
-    ("W4A8_NVFP4", "nvfp4", "fp8", 16, 1),
-    ("NVFP4", "nvfp4", "nvfp4", 16, 1),
-    ("MIXED", "nvfp4", "nvfp4", 16, 1),
-    ("W4A8", "int4", "fp8", 128, 1),
-    ("W4A16", "int4", None, 128, 1),
-    ("AWQ", "int4", None, 128, 1),
-    ("W8A16", "int8", None, 0, 1),
-    ("W8A8_SQ", "int8", "int8", 0, 1),
-    ("INT8", "int8", "int8", 0, 1),
-    ("MXFP8", "mxfp8", "mxfp8", 32, 1),
-    ("FP8_PB", "fp8", "fp8", 128, 128),
-    ("FP8_BLOCK", "fp8", "fp8", 128, 128),
-    ("FP8", "fp8", "fp8", 0, 1),
-)
+_TABLE = load_table("number_formats")
+_MODULES: Mapping[str, Sequence[str]] = _TABLE["modules"]
+_MODELOPT: Sequence[tuple[str, str, str | None, int, int]] = _TABLE["modelopt"]
 
 
 def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> QuantizationSpec:

@@ -9,7 +9,7 @@ for Llama-like models without an importance matrix."""
 import re
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -17,103 +17,21 @@ from typing import Any, BinaryIO
 
 from perfmodel.errors import SpecError
 from perfmodel.files.sandbox import refuse_path
+from perfmodel.files.tables import load_table
 from perfmodel.models.architecture import Attention, DenseFFN, Layer
 from perfmodel.models.spec import ModelSpec
 
-# ggml tensor type -> (name, elements per block, bytes per block); gguf 0.19.
-GGML_BLOCKS: Mapping[int, tuple[str, int, int]] = {
-    0: ("f32", 1, 4),
-    1: ("f16", 1, 2),
-    2: ("q4_0", 32, 18),
-    3: ("q4_1", 32, 20),
-    6: ("q5_0", 32, 22),
-    7: ("q5_1", 32, 24),
-    8: ("q8_0", 32, 34),
-    10: ("q2_k", 256, 84),
-    11: ("q3_k", 256, 110),
-    12: ("q4_k", 256, 144),
-    13: ("q5_k", 256, 176),
-    14: ("q6_k", 256, 210),
-    15: ("q8_k", 256, 292),
-    16: ("iq2_xxs", 256, 66),
-    17: ("iq2_xs", 256, 74),
-    18: ("iq3_xxs", 256, 98),
-    19: ("iq1_s", 256, 50),
-    20: ("iq4_nl", 32, 18),
-    21: ("iq3_s", 256, 110),
-    22: ("iq2_s", 256, 82),
-    23: ("iq4_xs", 256, 136),
-    29: ("iq1_m", 256, 56),
-    30: ("bf16", 1, 2),
-    34: ("tq1_0", 256, 54),
-    35: ("tq2_0", 256, 66),
-    39: ("mxfp4", 32, 17),
-    40: ("nvfp4", 64, 36),
-}
-
+_TABLE = load_table("gguf")
+# ggml tensor type -> (name, elements per block, bytes per block)
+GGML_BLOCKS: Mapping[int, tuple[str, int, int]] = {int(kind): tuple(row) for kind, row in _TABLE["blocks"].items()}
 _UNKNOWN = ("unknown", 1, 2)
 _PLAIN: Mapping[str, str] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
-# Component -> names of its matrices.
-_COMPONENTS: Mapping[str, re.Pattern[str]] = {
-    "attention": re.compile(r"blk\.\d+\.attn_(q|k|v|qkv|output|q_a|q_b|kv_a_mqa|kv_b|k_b|v_b)\.weight$"),
-    "dense_ffn": re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.weight$"),
-    "experts": re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)_exps\.weight$"),
-    "shared_experts": re.compile(r"blk\.\d+\.ffn_(gate|up|down)_shexp\.weight$"),
-    "linear_attention": re.compile(r"blk\.\d+\.ssm_(in|out)\.weight$"),
-    "embedding": re.compile(r"token_embd\.weight$"),
-    "lm_head": re.compile(r"output\.weight$"),
-}
+_COMPONENTS = {name: re.compile(pattern) for name, pattern in _TABLE["components"].items()}
 
 # Metadata value type -> struct format; 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _LARGEST = 1 << 28  # no header has a longer string or list: a larger length means a damaged file
-
-_MODEL_TYPES: Mapping[str, str] = {
-    "qwen2moe": "qwen2_moe",
-    "qwen3moe": "qwen3_moe",
-    "qwen3next": "qwen3_next",
-    "gemma3": "gemma3_text",
-    "deepseek2": "deepseek_v3",
-    "gpt-oss": "gpt_oss",
-    "gptneox": "gpt_neox",
-    "starcoder": "gpt_bigcode",
-    "phi2": "phi",
-    "glm4moe": "glm4_moe",
-    "command-r": "cohere",
-    "minimax-m2": "minimax_m2",
-}
-
-# config.json field -> key below the architecture's name.
-_KEYS: Mapping[str, str] = {
-    "num_hidden_layers": "block_count",
-    "max_position_embeddings": "context_length",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "vocab_size": "vocab_size",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "v_head_dim": "attention.value_length",
-    "q_lora_rank": "attention.q_lora_rank",
-    "kv_lora_rank": "attention.kv_lora_rank",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_theta": "rope.freq_base",
-    "sliding_window": "attention.sliding_window",
-    "num_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "n_shared_experts": "expert_shared_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-    "first_k_dense_replace": "leading_dense_block_count",
-    "n_group": "expert_group_count",
-    "topk_group": "expert_group_used_count",
-    "mamba_d_conv": "ssm.conv_kernel",
-    "mamba_d_state": "ssm.state_size",
-    "mamba_dt_rank": "ssm.time_step_rank",
-    "mamba_n_groups": "ssm.group_count",
-}
-
 
 _Tensors = Mapping[str, tuple[tuple[int, ...], int]]
 
@@ -210,8 +128,8 @@ def config_from_gguf(header: GgufHeader, path: Path) -> dict[str, Any]:
     arch = meta.get("general.architecture")
     if not isinstance(arch, str):
         raise SpecError(f"{path}: general.architecture is missing from the GGUF metadata.")
-    config: dict[str, Any] = {"model_type": _MODEL_TYPES.get(arch, arch)}
-    for name, key in _KEYS.items():
+    config: dict[str, Any] = {"model_type": _TABLE["model_types"].get(arch, arch)}
+    for name, key in _TABLE["keys"].items():
         value = meta.get(f"{arch}.{key}")
         if not value:  # 0 stands for "has none" (the heads of a Mamba, the experts of a dense model)
             continue
@@ -275,13 +193,20 @@ def _stored_bits(tensors: _Tensors) -> dict[str, float]:
     return means
 
 
-# (layer, number of layers) -> whether the wider format is taken there
-_Where = Callable[[int, int], bool]
-
-
 def _more_bits(i: int, n: int) -> bool:
     """llama.cpp's `use_more_bits`: the first and last eighth, and every third layer between."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
+
+
+# Where a wider format is taken: layer i of n.
+_WHERE: Mapping[str, Callable[[int, int], bool]] = {
+    "all": lambda i, n: True,
+    "more_bits": _more_bits,
+    "first 2": lambda i, n: i < 2,
+    "first 4": lambda i, n: i < 4,
+    "first eighth": lambda i, n: i < n // 8,
+    "first sixteenth": lambda i, n: i < n // 16,
+}
 
 
 @dataclass(frozen=True)
@@ -289,42 +214,12 @@ class GgufMix:
     """main: the format of all tensors but those named; `tensors`: name -> (format, where), the first that applies."""
 
     main: str
-    tensors: Mapping[str, tuple[tuple[str, _Where], ...]] = field(default_factory=dict)
+    tensors: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     head: str = "q6_k"
     embedding: str | None = None
 
 
-def _all(form: str) -> tuple[tuple[str, _Where], ...]:
-    return ((form, lambda i, n: True),)
-
-
-_PLAIN_MIXES = ("q4_0", "q4_1", "q5_0", "q5_1", "q6_k", "iq4_nl", "iq4_xs", "iq3_s")
-_MORE_BITS = dict.fromkeys(("v", "down"), (("q6_k", _more_bits),))
-
-GGUF_MIXES: Mapping[str, GgufMix] = {
-    **{name: GgufMix(name) for name in _PLAIN_MIXES},
-    "q8_0": GgufMix("q8_0", head="q8_0"),
-    # Of the smallest formats the base one; tables of words stay wider.
-    "iq3_xxs": GgufMix("iq3_xxs", embedding="iq3_s"),
-    "iq2_s": GgufMix("iq2_s", head="q5_k", embedding="iq3_s"),
-    **{name: GgufMix(name, head="q5_k", embedding="q2_k") for name in ("iq2_xxs", "iq2_xs", "iq1_s", "iq1_m")},
-    **{name: GgufMix(name, embedding="q4_k") for name in ("tq1_0", "tq2_0")},
-    "q2_k": GgufMix("q2_k", dict.fromkeys(("v", "down", "out"), _all("q3_k")) | {"v_shared": _all("q4_k")}),
-    "q3_k_s": GgufMix("q3_k"),
-    "q3_k_m": GgufMix(
-        "q3_k",
-        {
-            "v": (("q5_k", lambda i, n: i < 2), *_all("q4_k")),
-            "down": (("q5_k", lambda i, n: i < n // 16), *_all("q4_k")),
-            "out": _all("q4_k"),
-        },
-    ),
-    "q3_k_l": GgufMix("q3_k", dict.fromkeys(("v", "down", "out"), _all("q5_k"))),
-    "q4_k_s": GgufMix("q4_k", {"v": (("q5_k", lambda i, n: i < 4),), "down": (("q5_k", lambda i, n: i < n // 8),)}),
-    "q4_k_m": GgufMix("q4_k", _MORE_BITS),
-    "q5_k_s": GgufMix("q5_k"),
-    "q5_k_m": GgufMix("q5_k", _MORE_BITS),
-}
+GGUF_MIXES = {name: GgufMix(**{"main": name, **row}) for name, row in _TABLE["mixes"].items()}
 
 
 def tensor_formats(model: ModelSpec, name: str) -> list[dict[str, str]]:
@@ -362,7 +257,7 @@ def component_bits(model: ModelSpec, name: str, bits: Mapping[str, float]) -> tu
 
 def _format_of(mix: GgufMix, tensor: str, layer: int, num_layers: int) -> str:
     rules = mix.tensors.get(tensor, mix.tensors.get(tensor.removesuffix("_shared"), ()))
-    return next((wide for wide, where in rules if where(layer, num_layers)), mix.main)
+    return next((wide for wide, where in rules if _WHERE[where](layer, num_layers)), mix.main)
 
 
 def _tensors(layer: Layer, hidden: int) -> list[tuple[str, str, int]]:

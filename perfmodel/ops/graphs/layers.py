@@ -12,11 +12,11 @@ CPU offload: single-machine engines keep the first layers of a model too large f
 table, in host memory (llama.cpp's n_gpu_layers). These operators are marked for a form of their own."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from perfmodel.models import architecture as arch
 from perfmodel.models.spec import ModelSpec
@@ -102,6 +102,14 @@ Block = TypeVar("Block", arch.Mixer, arch.FeedForward)
 Formats = tuple[tuple[str, arch.QuantizationSpec], ...]
 _MIXERS = frozenset({"attention", "linear_attention"})
 _FFNS = frozenset({"dense_ffn", "experts", "shared_experts"})
+_MIXER_NODES: Mapping[type[arch.Mixer], Callable[[Any, LayerContext], list[OperatorNode]]] = {
+    arch.Attention: attention_nodes,
+    arch.LatentAttention: latent_nodes,
+    arch.CompressedAttention: compressed_nodes,
+    arch.LinearAttention: linear_attention_nodes,
+    arch.GatedDeltaNet: delta_net_nodes,
+    arch.Mamba: mamba_nodes,
+}
 _LABELS = {
     "LatentAttention": "mla",
     "CompressedAttention": "compressed",
@@ -198,19 +206,7 @@ def _places(blocks: Iterable[tuple[tuple[Block, Formats], float]]) -> dict[tuple
 
 def _mixer_block(mixer: arch.Mixer, context: LayerContext) -> list[OperatorNode]:
     """Norm, mixer, all-reduce. Parallel blocks share the second one's all-reduce."""
-    nodes = _norms("input_norm", context)
-    if isinstance(mixer, arch.Attention):
-        nodes += attention_nodes(mixer, context)
-    elif isinstance(mixer, arch.LatentAttention):
-        nodes += latent_nodes(mixer, context)
-    elif isinstance(mixer, arch.CompressedAttention):
-        nodes += compressed_nodes(mixer, context)
-    elif isinstance(mixer, arch.LinearAttention):
-        nodes += linear_attention_nodes(mixer, context)
-    elif isinstance(mixer, arch.GatedDeltaNet):
-        nodes += delta_net_nodes(mixer, context)
-    else:
-        nodes += mamba_nodes(mixer, context)
+    nodes = [*_norms("input_norm", context), *_MIXER_NODES[type(mixer)](mixer, context)]
     nodes += adapter_nodes(block_targets(mixer, context.hidden, context.shard), context)
     if not context.model.parallel_blocks:
         nodes += _reduce("mixer_all_reduce", context)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from perfmodel.cli import app
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.acceptance import LENGTH, DraftSetup, fit_laws, read_acceptance
-from perfmodel.evidence.kinds.acceptance import validate_acceptance
+from perfmodel.evidence.kinds.runs import validate_acceptance
 from perfmodel.evidence.observation import Observation
 from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.speculation import AcceptanceLaw, SpeculativeConfig, load_catalog

@@ -8,10 +8,10 @@ import pytest
 
 from perfmodel.cost.memory.footprint import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.errors import SpecError
-from perfmodel.models import count_parameters, weight_bytes
 from perfmodel.models.architecture import Attention
 from perfmodel.models.changes import CHANGES, kept_layers
 from perfmodel.models.model_changes import ModelChanges
+from perfmodel.models.params import count_parameters, weight_bytes
 from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs import load_model

@@ -10,10 +10,12 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir, find_file, normal_name
-from perfmodel.models import Attention, ModelSpec, MoEFFN, list_models, load_config, load_model
-from perfmodel.models.architecture import LatentAttention, Layer, Rope, Routing
+from perfmodel.models import list_models, load_model
+from perfmodel.models.architecture import Attention, LatentAttention, Layer, MoEFFN, Rope, Routing
 from perfmodel.models.cards import load_card
+from perfmodel.models.hf.config import load_config
 from perfmodel.models.params import count_parameters
+from perfmodel.models.spec import ModelSpec
 from perfmodel.specs import load_scenario
 
 CONFIGS = Path(__file__).resolve().parents[4] / "shared" / "model_configs"

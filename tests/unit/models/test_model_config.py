@@ -12,21 +12,11 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
-from perfmodel.models import (
-    Attention,
-    DenseFFN,
-    GatedDeltaNet,
-    LatentAttention,
-    Layer,
-    Mamba,
-    MoEFFN,
-    count_parameters,
-    load_config,
-    load_model,
-    model_from_config,
-    weight_bytes,
-)
+from perfmodel.models import load_model
+from perfmodel.models.architecture import Attention, DenseFFN, GatedDeltaNet, LatentAttention, Layer, Mamba, MoEFFN
 from perfmodel.models.cards import load_card
+from perfmodel.models.hf.config import load_config, model_from_config
+from perfmodel.models.params import count_parameters, weight_bytes
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from perfmodel.models import count_parameters, model_from_config
+from perfmodel.models.hf.config import model_from_config
+from perfmodel.models.params import count_parameters
 
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",

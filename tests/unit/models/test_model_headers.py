@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.models import Attention, LatentAttention, MoEFFN, load_model
+from perfmodel.models import load_model
+from perfmodel.models.architecture import Attention, LatentAttention, MoEFFN
 from perfmodel.models.params import weight_bytes
 from perfmodel.models.spec import ModelSpec
 

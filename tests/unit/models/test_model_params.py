@@ -8,26 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.files.catalog import find_file
-from perfmodel.models import (
+from perfmodel.models import list_models, load_model
+from perfmodel.models.architecture import (
     Attention,
     DenseFFN,
     FeedForward,
     GatedDeltaNet,
     LatentAttention,
     Layer,
+    LinearAttention,
     Mamba,
     Mixer,
-    ModelSpec,
     MoEFFN,
     QuantizationSpec,
-    count_parameters,
-    layer_parameters,
-    list_models,
-    load_model,
-    weight_bytes,
 )
-from perfmodel.models.architecture import LinearAttention
 from perfmodel.models.cards import load_card
+from perfmodel.models.params import count_parameters, layer_parameters, weight_bytes
+from perfmodel.models.spec import ModelSpec
 
 
 @pytest.mark.parametrize("name", list_models())

@@ -8,17 +8,12 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
-from perfmodel.models import (
-    COMPONENTS,
-    QuantizationSpec,
-    bytes_per_weight,
-    load_model,
-    matmul_rate,
-    model_from_config,
-    with_dtype,
-    with_quantization,
-)
+from perfmodel.models import load_model
+from perfmodel.models.architecture import QuantizationSpec
 from perfmodel.models.cards import load_card
+from perfmodel.models.hf.config import model_from_config
+from perfmodel.models.number_formats import bytes_per_weight, matmul_rate, with_dtype, with_quantization
+from perfmodel.models.spec import COMPONENTS
 
 ALWAYS = {"embedding", "lm_head", "router", "norms"}
 MOE: dict[str, Any] = {

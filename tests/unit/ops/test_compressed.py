@@ -13,10 +13,10 @@ from perfmodel.cost.memory.footprint import kv_bytes_per_token, state_bytes_per_
 from perfmodel.cost.memory.plan import compressed_blocks, plan_memory
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.catalog import find_file
-from perfmodel.models import model_from_config
 from perfmodel.models.architecture import KEYED, CompressedAttention, GatedDeltaNet, Indexer, LatentAttention
 from perfmodel.models.cards import load_card, load_model
 from perfmodel.models.executed import why_not_executed
+from perfmodel.models.hf.config import model_from_config
 from perfmodel.models.params import layer_parameters
 from perfmodel.ops import build_graph
 from perfmodel.ops.attention.compressed import (
