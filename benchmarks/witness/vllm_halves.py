@@ -55,7 +55,9 @@ def _row(rng: random.Random) -> dict[str, Any]:
     size = rng.choice([20, 100, 400])
     has_prompts, is_idle = rng.choice([0.0, 0.0, 0.5, 1.0]), rng.random() < 0.1
     alike = rng.choice([0.05, 0.3, 0.9])  # how far ranks differ
-    ranks = [_rank(rng, max(1, round(size * rng.uniform(1 - alike, 1))), has_prompts) for _ in range(rng.choice([2, 4]))]
+    ranks = [
+        _rank(rng, max(1, round(size * rng.uniform(1 - alike, 1))), has_prompts) for _ in range(rng.choice([2, 4]))
+    ]
     if is_idle:
         ranks[-1] = 0, []
     return {"from": starts, "captured": captured, "ranks": ranks, "cut": _cut(starts, captured, ranks)}

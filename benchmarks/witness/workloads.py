@@ -90,7 +90,7 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
                 request["adapter"] = min(int(rng.expovariate(2 / count)), count - 1)
     if feature in ("images", "encode-pools"):
         config["async_scheduling"] = rng.random() < 0.5
-        requests = requests[: 20 if feature == "images" else 8]  # for a small recording
+        requests = requests[: 20 if feature == "images" else 5]  # for a small recording
         _add_images(rng, config, requests)
     if feature == "encode-pools":
         requests = _apart(rng, config, requests)
@@ -237,7 +237,7 @@ def _apart(rng: random.Random, config: dict[str, Any], requests: list[dict[str, 
     config["num_encoded"] = 0 if is_encoder else rng.choice([1, 5, 1000])
     if not is_encoder:
         for request in requests:
-            request["output"] = min(request["output"], 8)
+            request["output"] = min(request["output"], 4)
         return requests
     config |= {"mm_encoder_only": True, "enable_prefix_caching": False, "num_blocks": 10**6}
     images = [(request, image) for request in requests for image in request["images"]]

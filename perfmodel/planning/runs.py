@@ -296,7 +296,7 @@ def left_out(scenario: Scenario) -> list[str]:
     if cluster.autoscaling is not None or any(pool.autoscaling for pool in cluster.pools):
         sentences.append("cluster.autoscaling: replicas are fixed here, as many as the highest rate takes")
     if cluster.pools:
-        sentences.append("cluster.pools: the plan chooses its own engines, without shares, shadows and other models")
+        sentences.append("cluster.pools: the plan chooses engines but encoders', without shares, shadows, other models")
     if scenario.traffic.arrivals.stages:
         sentences.append("traffic.arrivals.stages: the plan is for the highest rate of them")
     if any(kind.slo is not None for kind in scenario.traffic.classes):

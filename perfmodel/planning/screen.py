@@ -3,17 +3,24 @@ times come from the simulator's tables (`surfaces`), waiting times from `service
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import cycle, islice
+from math import ceil
 from typing import Any
 
 import numpy as np
 
 from perfmodel.cost import profile_of
 from perfmodel.errors import SpecError
+from perfmodel.ops.work import BatchShape
 from perfmodel.planning.finalist import Screened
 from perfmodel.planning.service import Bools, Demand, Served, Service, demand_of, serve
 from perfmodel.planning.space import Candidate
 from perfmodel.planning.surfaces import NUM_DRAWS, Drawn, Engine, EngineSurfaces, Floats, Surfaces
+from perfmodel.sim.fleet.encoding import feature_bytes
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
+from perfmodel.sim.replica.step_costs import shared_step_costs
+from perfmodel.sim.traffic.workload import ImagePlan
+from perfmodel.specs.hardware import GivenLink
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
 
@@ -150,7 +157,11 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
     transfer = [_transfer(candidate) for candidate in candidates]
     server = profile_of(candidates[0].layout.scenario.engine).server
     ones = np.ones((len(candidates), 1))
-    prefills = (c.ratio[0] * c.prefill_layout.scenario.engine.data_parallel_size if c.ratio else 0 for c in candidates)
+    prefills = (
+        c.ratio[0] * c.num_behind_encoders * c.prefill_layout.scenario.engine.data_parallel_size if c.ratio else 0
+        for c in candidates
+    )
+    encoding = [_encoding(candidate) for candidate in candidates]
     return Service(
         surfaces,
         prompts,
@@ -161,6 +172,7 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
         (column(start for start, _ in transfer), column(per_token for _, per_token in transfer)),
         ((server.in_s + server.out_s) * ones, server.in_per_prompt_token_s * ones, server.out_per_sequence_s * ones),
         column(float(c.layout.scenario.engine.plans_ahead) for c in candidates),
+        (column(busy_s for busy_s, _ in encoding), column(alone_s for _, alone_s in encoding)),
     )
 
 
@@ -168,14 +180,14 @@ def engines_of(candidate: Candidate) -> tuple[Engine, Engine]:
     """The engines that decode and those that prefill (the same, unless disaggregated)."""
     of_prompts = candidate.prefill or candidate
     return (
-        (candidate.layout.scenario, candidate.max_num_batched_tokens),
-        (of_prompts.layout.scenario, of_prompts.max_num_batched_tokens),
+        (candidate.layout.scenario, candidate.max_num_batched_tokens, candidate.encoders is None),
+        (of_prompts.layout.scenario, of_prompts.max_num_batched_tokens, candidate.encoders is None),
     )
 
 
 def budget_of(candidate: Candidate) -> int:
     """Token budget per step of the prefill engines; per plan with pipeline stages."""
-    scenario, tokens = engines_of(candidate)[1]
+    scenario, tokens, _ = engines_of(candidate)[1]
     return scenario.engine.pipeline_parallel_size * tokens
 
 
@@ -188,6 +200,28 @@ def _transfer(candidate: Candidate) -> tuple[float, float]:
     cost = transfer_cost(ends[0], ends[1], source, target)
     none, some = cost.duration_s(0), cost.duration_s(10_000)
     return none, (some - none) / 10_000
+
+
+def _encoding(candidate: Candidate) -> tuple[float, float]:
+    """Seconds that a request's images take of all encode engines in full steps, and until they are with the engine that
+    reads them if encode engines idle; 0 where there are none."""
+    if candidate.encoders is None:
+        return 0.0, 0.0
+    scenario, (count, _) = candidate.encoders.layout.scenario, candidate.encoders.ratio
+    plan, costs = ImagePlan(scenario), shared_step_costs(scenario)
+    tokens, number = round(plan.mean_tokens / len(plan.grids)), len(plan.grids)
+    together = max(1, scenario.engine.max_num_batched_tokens // max(tokens, 1))
+
+    def step_s(images: int) -> float:
+        grids = tuple(islice(cycle(plan.grids), images))
+        return costs.estimate(BatchShape(images * tokens, images, ((tokens, 0),) * images, images=grids)).duration_s
+
+    ec_transfer = GivenLink.model_validate(candidate.layout.cluster.get("ec_transfer") or {})
+    link, on_one = ec_transfer.link_of(scenario.hardware), ceil(number / count)
+    moved_s = on_one * (link.latency_s + tokens * feature_bytes(scenario.model) / link.bandwidth_bytes_per_s)
+    return number * step_s(together) / together / count, step_s(min(on_one, together)) * ceil(
+        on_one / together
+    ) + moved_s
 
 
 def _highest(service: Service, demand: Demand, goals: Goals) -> Floats:

@@ -21,7 +21,7 @@ from perfmodel.planning.result import JobPlan, PlanResult, quantile_name
 from perfmodel.planning.runs import Runs, left_out, under_failures
 from perfmodel.planning.screen import Screen
 from perfmodel.planning.service import at_rate, wanted_rate
-from perfmodel.planning.space import Base, enumerate_space
+from perfmodel.planning.space import Base, encode_pool, enumerate_space
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweep import Store, StoredSweep, default_store
 from perfmodel.planning.workers import Watch
@@ -54,9 +54,11 @@ def make_plan(
     Raises SpecError for a scenario without an SLO or a rate, or with an error."""
     base = Base(path, tuple(overrides))
     scenario = base.load()
-    if any(pool.role == "encode" for pool in scenario.pools):
-        raise SpecError("plans size no encode pools: leave these out, or simulate sizes by --set cluster.pools.")
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
+    if spec.is_offline and (spec.space.encoders or encode_pool(scenario) is not None):
+        raise SpecError(
+            "plans of jobs size no encode pools: leave these out, or simulate sizes by --set cluster.pools."
+        )
     if spec.objective == "carbon" and (scenario.site is None or scenario.site.grid_gco2_per_kwh is None):
         raise SpecError("plan.objective=carbon without a grid: set site.region, as in DE, or site.gco2_per_kwh.")
     if any(kind.weight != 1 for kind in scenario.traffic.classes):

@@ -52,6 +52,8 @@ class PlanSpace(Spec):
     (MTP), else n-grams.
 
     disaggregation: prefill to decode replicas, as in 2:1; `none` for replicas that do both
+    encoders:       encode replicas to others, or to groups of prefill and decode ones, as in 1:3; `none` for images
+                    encoded where they are read. By default several ratios where the scenario has an encode pool
     prefill, decode: what engines of disaggregated candidates may have of their own: devices, parallelism, batches
     speculation:    `speculative_config` blocks as under `engine`; null for none
     replicas:       by default as few as serve the rate (as many as are allowed for lowest_latency)"""
@@ -67,6 +69,7 @@ class PlanSpace(Spec):
     max_num_batched_tokens: tuple[PositiveInt, ...] = (1024, 2048, 4096, 8192, 16384)
     enable_chunked_prefill: tuple[bool, ...] = ()
     disaggregation: tuple[str, ...] = (UNIFIED,)
+    encoders: tuple[str, ...] = ()
     prefill: PoolSpace | None = None
     decode: PoolSpace | None = None
     speculation: tuple[dict[str, Any] | None, ...] = ()
@@ -96,12 +99,12 @@ class PlanSpace(Spec):
             raise ValueError(f"got {given[0]} without a ratio in disaggregation; give one, as in disaggregation: [1:1]")
         return self
 
-    @field_validator("disaggregation")
+    @field_validator("disaggregation", "encoders")
     @classmethod
     def _ratios_can_be_read(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:
             if value != UNIFIED and _RATIO.fullmatch(value) is None:
-                raise ValueError(f"got {value!r}; expected prefill:decode replicas as in 2:1, or none")
+                raise ValueError(f"got {value!r}; expected replicas of both kinds as in 2:1, or none")
         return values
 
 
@@ -170,7 +173,7 @@ class PlanSpec(Spec):
         return self
 
 
-def ratio_of(disaggregation: str) -> tuple[int, int] | None:
-    """Prefill and decode replicas of `2:1`; None for unified replicas."""
-    match = _RATIO.fullmatch(disaggregation)
+def ratio_of(text: str) -> tuple[int, int] | None:
+    """Replicas of both kinds of `2:1`; None for unified ones."""
+    match = _RATIO.fullmatch(text)
     return None if match is None else (int(match[1]), int(match[2]))

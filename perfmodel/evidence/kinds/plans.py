@@ -440,9 +440,7 @@ def _requests_of(case: RecordedCase, spec: EngineSpec, extras: _Extras) -> dict[
     return result
 
 
-def _as_step(
-    step: int, plan: StepPlan, scheduler: Scheduler, under_way: Iterable[StepPlan], has_encoded: bool
-) -> Step:
+def _as_step(step: int, plan: StepPlan, scheduler: Scheduler, under_way: Iterable[StepPlan], has_encoded: bool) -> Step:
     """`plan` as recorded: drafts under verification count as computed."""
     drafting = [other for other in under_way if other.draft_depths or other.padded]
     behind = {request: drafted for other in drafting for request, drafted in _drafted(other)}
@@ -485,8 +483,10 @@ def _in_words(step: Step | None, other: Step | None) -> str:
         return "no further plan"
     known = ({tuple(grant) for grant in other[1]}, set(other[2])) if other is not None else (set(), set())
     grants = [
-        f"{n} tokens of request {i} behind {computed}" if n > 0
-        else f"{-n} tokens of request {i} behind {computed} encoded" if n
+        f"{n} tokens of request {i} behind {computed}"
+        if n > 0
+        else f"{-n} tokens of request {i} behind {computed} encoded"
+        if n
         else f"{computed} tokens of request {i} begin to come"
         for i, computed, n in step[1]
         if (i, computed, n) not in known[0]

@@ -9,7 +9,6 @@ from perfmodel.engine import EncoderInput, EncoderRules, KVBlockManager, Request
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.vision import ImageGrid
 from perfmodel.ops.work import BatchShape
-from perfmodel.planning.search import make_plan
 from perfmodel.sim import RunResult, simulate
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
 from perfmodel.sim.fleet.encoding import EncodingServer, feature_bytes
@@ -176,8 +175,3 @@ def test_features_from_elsewhere_take_room_and_no_budget() -> None:
 def test_what_encode_pools_do_not_go_with_is_refused(change: str, sentence: str) -> None:
     with pytest.raises(PerfmodelError, match=sentence):
         load(change)
-
-
-def test_a_plan_refuses_them() -> None:
-    with pytest.raises(PerfmodelError, match="plans size no encode pools"):
-        make_plan(NAME)

@@ -94,7 +94,8 @@ def test_a_lone_request_is_never_cut_since_other_ranks_idle() -> None:
     lone = ("traffic.num_requests=2", "traffic.arrivals={process: closed_loop, concurrency: 1}", "slo={}")
     few = ("engine.dbo_prefill_token_threshold=2", "engine.dbo_decode_token_threshold=2")
     cut, whole = (
-        simulate(wide(*lone, *few, f"engine.enable_dbo={is_on}"), intervals=False).summary for is_on in ("true", "false")
+        simulate(wide(*lone, *few, f"engine.enable_dbo={is_on}"), intervals=False).summary
+        for is_on in ("true", "false")
     )
     assert cut["mean_ttft_ms"] == whole["mean_ttft_ms"]
     assert cut["mean_tpot_ms"] == whole["mean_tpot_ms"]
