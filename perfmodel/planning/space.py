@@ -73,6 +73,8 @@ class Layout:
             parts.append(f"{engine.all2all_backend} exchange")
         if engine.enable_dbo:
             parts.append("DBO")
+        if engine.afd_config is not None:
+            parts.append(f"{engine.afd_config.num_ffn_devices} FFN devices")
         if engine.quantization:
             parts.append(f"{engine.quantization.upper()} weights")
         if engine.kv_cache_dtype != "auto":
@@ -261,10 +263,12 @@ _ENGINE_CHOICES = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"),
     *("quantization", "kv_cache_dtype", "prefill_context_parallel_size", "all2all_backend", "enable_dbo"),
 )
+_AFD = "afd_config"
 _LAYOUT_FIELDS = {
     "hardware": "hardware",
     **{name: f"engine.{name}" for name in _ENGINE_CHOICES},
     "speculation": "engine.speculative_config",
+    _AFD: f"engine.{_AFD}",  # of decode engines alone
 }
 
 
@@ -330,11 +334,12 @@ def _layout_choices(space: PlanSpace | PoolSpace) -> Iterator[dict[str, Any]]:
 
 def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, tokens: int) -> Iterator[_Prefill | None]:
     """Prefill engines that `space` offers beside such decode engines; None for equal ones."""
-    if space is None:
+    shared = {field: None if field == _LAYOUT_FIELDS[_AFD] else value for field, value in choices.items()}
+    if space is None and shared == choices:
         yield None
         return
-    for own in _layout_choices(space):
-        whole = {**choices, **own}
+    for own in _layout_choices(space or PoolSpace()):
+        whole = {**shared, **own}
         for schedule in product(space.max_num_seqs or (seqs,), space.max_num_batched_tokens or (tokens,)):
             yield None if (whole, *schedule) == (choices, seqs, tokens) else (whole, *schedule)
 

@@ -30,7 +30,9 @@ def _once(values: Any) -> Any:
 
 class PoolSpace(Spec):
     """What the prefill or the decode engines of disaggregated candidates may have of their own. An empty list: what the
-    plan's space says of all; for prefill engines, what the candidate's decode engines have."""
+    plan's space says of all; for prefill engines, what the candidate's decode engines have.
+
+    afd_config: of decode engines, as under `engine`: feed-forward devices of their own; null for none"""
 
     hardware: tuple[str, ...] = ()
     tensor_parallel_size: tuple[PositiveInt, ...] = ()
@@ -39,6 +41,7 @@ class PoolSpace(Spec):
     enable_expert_parallel: tuple[bool, ...] = ()
     max_num_seqs: tuple[PositiveInt, ...] = ()
     max_num_batched_tokens: tuple[PositiveInt, ...] = ()
+    afd_config: tuple[dict[str, Any] | None, ...] = ()
 
     _each_value_once = field_validator("*")(_once)
 
