@@ -3,23 +3,18 @@ times come from the simulator's tables (`surfaces`), waiting times from `service
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import cycle, islice
-from math import ceil
 from typing import Any
 
 import numpy as np
 
 from perfmodel.cost import profile_of
 from perfmodel.errors import SpecError
-from perfmodel.ops.work import BatchShape
+from perfmodel.planning.encoders import encoding_s
 from perfmodel.planning.finalist import Screened
 from perfmodel.planning.service import Bools, Demand, Served, Service, demand_of, serve
 from perfmodel.planning.space import Candidate
 from perfmodel.planning.surfaces import NUM_DRAWS, Drawn, Engine, EngineSurfaces, Floats, Surfaces
-from perfmodel.sim.fleet.encoding import feature_bytes
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
-from perfmodel.sim.replica.step_costs import shared_step_costs
-from perfmodel.sim.traffic.workload import ImagePlan
 from perfmodel.specs.hardware import GivenLink
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
@@ -203,25 +198,10 @@ def _transfer(candidate: Candidate) -> tuple[float, float]:
 
 
 def _encoding(candidate: Candidate) -> tuple[float, float]:
-    """Seconds that a request's images take of all encode engines in full steps, and until they are with the engine that
-    reads them if encode engines idle; 0 where there are none."""
     if candidate.encoders is None:
         return 0.0, 0.0
-    scenario, (count, _) = candidate.encoders.layout.scenario, candidate.encoders.ratio
-    plan, costs = ImagePlan(scenario), shared_step_costs(scenario)
-    tokens, number = round(plan.mean_tokens / len(plan.grids)), len(plan.grids)
-    together = max(1, scenario.engine.max_num_batched_tokens // max(tokens, 1))
-
-    def step_s(images: int) -> float:
-        grids = tuple(islice(cycle(plan.grids), images))
-        return costs.estimate(BatchShape(images * tokens, images, ((tokens, 0),) * images, images=grids)).duration_s
-
-    ec_transfer = GivenLink.model_validate(candidate.layout.cluster.get("ec_transfer") or {})
-    link, on_one = ec_transfer.link_of(scenario.hardware), ceil(number / count)
-    moved_s = on_one * (link.latency_s + tokens * feature_bytes(scenario.model) / link.bandwidth_bytes_per_s)
-    return number * step_s(together) / together / count, step_s(min(on_one, together)) * ceil(
-        on_one / together
-    ) + moved_s
+    link = GivenLink.model_validate(candidate.layout.cluster.get("ec_transfer") or {})
+    return encoding_s(candidate.encoders.layout.scenario, candidate.encoders.ratio[0], link)
 
 
 def _highest(service: Service, demand: Demand, goals: Goals) -> Floats:

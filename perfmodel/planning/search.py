@@ -13,6 +13,7 @@ from perfmodel.files.blocks import block_as
 from perfmodel.planning import choice
 from perfmodel.planning import finalist as fin
 from perfmodel.planning.elastic import over_the_load
+from perfmodel.planning.encoders import encode_pool
 from perfmodel.planning.finalist import Deployment, Finalist, Records, Screened
 from perfmodel.planning.jobs import OnPreliminary, plan_job
 from perfmodel.planning.mixes import mix_answers
@@ -21,7 +22,7 @@ from perfmodel.planning.result import JobPlan, PlanResult, quantile_name
 from perfmodel.planning.runs import Runs, left_out, under_failures
 from perfmodel.planning.screen import Screen
 from perfmodel.planning.service import at_rate, wanted_rate
-from perfmodel.planning.space import Base, encode_pool, enumerate_space
+from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweep import Store, StoredSweep, default_store
 from perfmodel.planning.workers import Watch

@@ -14,6 +14,7 @@ from perfmodel.cost.kernel_models.device import tdp_w
 from perfmodel.errors import DoesNotFitError, SpecError, UnsupportedError
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.spec import ModelSpec
+from perfmodel.planning.encoders import encode_pool, pool_fields
 from perfmodel.planning.spec import MAX_CANDIDATES, UNIFIED, PlanSpace, PlanSpec, PoolSpace, ratio_of
 from perfmodel.specs import load_scenario
 from perfmodel.specs.cluster import KvTransferSpec, PoolSpec
@@ -338,7 +339,8 @@ def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, token
     if space is None and shared == choices:
         yield None
         return
-    for own in _layout_choices(space or PoolSpace()):
+    space = space or PoolSpace()
+    for own in _layout_choices(space):
         whole = {**shared, **own}
         for schedule in product(space.max_num_seqs or (seqs,), space.max_num_batched_tokens or (tokens,)):
             yield None if (whole, *schedule) == (choices, seqs, tokens) else (whole, *schedule)
@@ -415,6 +417,7 @@ def _in_words(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value or UNIFIED)
 
 
+_SCHEDULE = {"max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"}
 _KEPT = {"router", "kv_transfer", "ec_transfer", "network"}  # of the scenario's cluster, whatever the plan makes of it
 
 
@@ -424,7 +427,8 @@ class _Candidates:
     def __init__(self, base: Base, spec: PlanSpec) -> None:
         self._base, self._spec, self.scenario = base, spec, base.load()
         self._cluster = self.scenario.cluster.model_dump(mode="json", include=_KEPT, exclude_unset=True)
-        self._encode_pool = _pool_fields(encode_pool(self.scenario) or PoolSpec(role="encode"))
+        fixed = {name.removeprefix("engine.") for name in _LAYOUT_FIELDS.values()} | _SCHEDULE
+        self._encode_pool = pool_fields(encode_pool(self.scenario) or PoolSpec(role="encode"), fixed)
         self._known: dict[Hashable, Any] = {}
         self.accepted: list[Candidate] = []
         self.ruled_out: Counter[str] = Counter()
@@ -559,28 +563,6 @@ class _Candidates:
             return plan
 
         return self._once((id(layout), seqs, tokens), plan)
-
-
-def encode_pool(scenario: Scenario) -> PoolSpec | None:
-    """The pool of encode replicas that the scenario has; None without. Raises SpecError for several."""
-    pools = [pool for pool in scenario.pools if pool.role == "encode"]
-    if len(pools) > 1:
-        raise SpecError(f"got {len(pools)} encode pools; a plan sizes one, leave the others out.")
-    return pools[0] if pools else None
-
-
-def _pool_fields(pool: PoolSpec) -> dict[str, Any]:
-    """`pool` as a file has it, without replicas; its engine in full where the plan's choices would change it."""
-    fields: dict[str, Any] = pool.model_dump(mode="json", include={"role", "name", "router"}, exclude_unset=True)
-    chosen = {
-        *_ENGINE_CHOICES,
-        "speculative_config",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "enable_chunked_prefill",
-    }
-    engine = pool.engine.model_dump(mode="json", include=chosen | pool.engine.model_fields_set)
-    return {**fields, "engine": engine, **({"hardware": pool.hardware.name} if pool.hardware else {})}
 
 
 def _sentence(error: SpecError) -> str:

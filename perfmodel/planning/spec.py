@@ -4,7 +4,7 @@ import re
 from math import prod
 from typing import Any, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PerSecond, PositiveFloat, PositiveInt, Seconds
@@ -104,10 +104,11 @@ class PlanSpace(Spec):
 
     @field_validator("disaggregation", "encoders")
     @classmethod
-    def _ratios_can_be_read(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+    def _ratios_can_be_read(cls, values: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        kinds = "encode:other" if info.field_name == "encoders" else "prefill:decode"
         for value in values:
             if value != UNIFIED and _RATIO.fullmatch(value) is None:
-                raise ValueError(f"got {value!r}; expected replicas of both kinds as in 2:1, or none")
+                raise ValueError(f"got {value!r}; expected {kinds} replicas as in 2:1, or none")
         return values
 
 
