@@ -94,7 +94,7 @@ def step_surface(
             return step(batch, most, cached) * tokens / most
         if plan_tokens:
             part = max(min(prompt, most / num_stages), 1.0)
-        decodes, whole = int(batch), int(tokens) if scenario.engine.afd_config is None else 0  # it has no prompts
+        decodes, whole = int(batch), int(tokens)
         count = 0 if not whole else 1 if cached else max(1, round(whole / part))
         sizes = [whole // count + (index < whole % count) for index in range(count)]
         prefills = tuple((max(size, 2), cached) for size in sizes)
