@@ -1,12 +1,14 @@
-"""A KV connector of vLLM's, scheduler side, that does what a case says: which tokens are elsewhere, and when they come.
+"""Connectors of vLLM's, scheduler side, that do what a case says: which tokens are elsewhere, and when they come; which
+images another engine has encoded.
 
-It is loaded by name (`KVTransferConfig.kv_connector_module_path`), so it is a module of its own.
+They are loaded by name (`KVTransferConfig.kv_connector_module_path`), so they have a module of their own.
 """
 
-__all__ = ["ScriptedConnector"]
+__all__ = ["ScriptedConnector", "ScriptedEncodings"]
 
 from typing import Any
 
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -94,4 +96,27 @@ class ScriptedConnector(KVConnectorBase_V1, SupportsHMA):
         raise NotImplementedError
 
     def wait_for_save(self) -> None:
+        raise NotImplementedError
+
+
+class ScriptedEncodings(ECConnectorBase):
+    """Has the features of all images whose content is below `num_encoded`."""
+
+    num_encoded = 0
+
+    def has_cache_item(self, identifier: str) -> bool:
+        return int(identifier.removeprefix("image ")) < self.num_encoded
+
+    def update_state_after_alloc(self, request: Any, index: int) -> None:
+        pass
+
+    def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
+        return ECConnectorMetadata()
+
+    # ---------------------------------------------------------------- of workers only
+
+    def start_load_caches(self, encoder_cache: Any, **named: Any) -> None:
+        raise NotImplementedError
+
+    def save_caches(self, encoder_cache: Any, mm_hash: str, **named: Any) -> None:
         raise NotImplementedError

@@ -23,7 +23,7 @@ os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_
 import torch
 from offload_jobs import OffloadJobs
 from vllm import __version__
-from vllm.config import KVTransferConfig
+from vllm.config import ECTransferConfig, KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
@@ -119,11 +119,17 @@ def _scheduler(config: dict[str, Any], model: str) -> Any:
     vllm_config.cache_config.num_gpu_blocks = num_blocks
     if "drafter" in config:  # its scheduler asks for no more of a drafter than the name of the method
         vllm_config.speculative_config.method = config["drafter"]
+    if "ec_role" in config:
+        vllm_config.ec_transfer_config = ECTransferConfig(
+            ec_connector="ScriptedEncodings",
+            ec_connector_module_path="scripted_connector",
+            ec_role=config["ec_role"],
+        )
     vllm_config.scheduler_config.async_scheduling = arguments["async_scheduling"]  # which the CPU's platform takes back
     groups = [
         KVCacheGroupSpec([f"layer{number}"], _group(group, config))
         for number, group in enumerate(config.get("kv_groups", [{"kind": "full"}]))
-        if config.get("kv_cache") != "off"  # encoders have no group
+        if config.get("kv_cache") != "off" and not config.get("mm_encoder_only")  # encoders have no group
     ]
     kv = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
     kind = AsyncScheduler if arguments["async_scheduling"] else Scheduler
@@ -138,6 +144,9 @@ def _scheduler(config: dict[str, Any], model: str) -> Any:
     if "encoder_budget" in config:  # which it reads of a model with an encoder
         scheduler.max_num_encoder_input_tokens = config["encoder_budget"]
         scheduler.encoder_cache_manager = EncoderCacheManager(config["encoder_cache_size"])
+    if "ec_role" in config:
+        scheduler.is_mm_encoder_only = config.get("mm_encoder_only", False)
+        scheduler.get_ec_connector().num_encoded = config["num_encoded"]
     return scheduler
 
 
@@ -273,6 +282,11 @@ class _Case:
         if self.offloads is not None:
             begun = self.offloads.begin(plan.kv_connector_metadata)
             grants = sorted([*grants, *([int(i), self.requests[i].num_computed_tokens, 0] for i in begun)])
+        if "ec_role" in self.config:
+            for i, numbers in plan.scheduled_encoder_inputs.items():
+                images = [self.recorded[int(i)]["images"][number] for number in numbers]
+                grants += [[int(i), offset, -length] for offset, length, _ in images]
+            grants.sort()
         sampled = [self._sample(i, plan, i in admitted) for i in granted]
         is_pooling = self.config.get("runner") == "pooling"
         outcome = ModelRunnerOutput(
@@ -288,7 +302,7 @@ class _Case:
     def _sample(self, i: str, plan: Any, is_admitted: bool) -> list[int]:
         request = self.requests[i]
         drafted = plan.scheduled_spec_decode_tokens.get(i, [])
-        if request.num_computed_tokens - len(drafted) < request.num_tokens:
+        if request.num_computed_tokens - len(drafted) < request.num_tokens or self.config.get("mm_encoder_only"):
             return []
         token = 50 + int(i)  # no other request's: equal prompts have answers of their own
         if not drafted or is_admitted:  # placeholders that pad a request's first step are never right

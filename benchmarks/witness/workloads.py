@@ -23,6 +23,7 @@ FEATURES = (
     "transfer",
     "lora",
     "images",
+    "encode-pools",
     "samples",
     "offload",
     "pooling",
@@ -87,10 +88,12 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         for request in requests:
             if rng.random() < share:
                 request["adapter"] = min(int(rng.expovariate(2 / count)), count - 1)
-    if feature == "images":
+    if feature in ("images", "encode-pools"):
         config["async_scheduling"] = rng.random() < 0.5
-        requests = requests[:20]  # for a small recording
+        requests = requests[: 20 if feature == "images" else 5]  # for a small recording
         _add_images(rng, config, requests)
+    if feature == "encode-pools":
+        requests = _apart(rng, config, requests)
     if feature == "offload":
         # Room for all: what vLLM evicts first depends on the order of a set of bytes.
         config["kv_offload"] = {"num_blocks": 100_000, "store_threshold": rng.choice([0, 0, 2, 3])}
@@ -225,6 +228,23 @@ def _add_images(rng: random.Random, config: dict[str, Any], requests: list[dict[
             images.append([rest, sizes[content], content])
             rest += sizes[content] + rng.choice([0, 0, 1, 30])
         request["images"] = images
+
+
+def _apart(rng: random.Random, config: dict[str, Any], requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The engine before an encode pool, or one of the pool, which gets each image as a request of its own."""
+    is_encoder = rng.random() < 0.5
+    config["ec_role"] = "ec_producer" if is_encoder else rng.choice(["ec_consumer", "ec_consumer", "ec_both"])
+    config["num_encoded"] = 0 if is_encoder else rng.choice([1, 5, 1000])
+    if not is_encoder:
+        for request in requests:
+            request["output"] = min(request["output"], 4)
+        return requests
+    config |= {"mm_encoder_only": True, "enable_prefix_caching": False, "num_blocks": 10**6}
+    images = [(request, image) for request in requests for image in request["images"]]
+    return [
+        {**request, "prompt": size + before, "output": 1, "shared": 0, "images": [[before, size, content]]}
+        for (request, (_, size, content)), before in ((one, rng.choice([0, 0, 5])) for one in images)
+    ] or [{**requests[0], "output": 1, "shared": 0, "images": []}]
 
 
 def _groups(rng: random.Random, feature: str, block_size: int) -> list[dict[str, Any]]:

@@ -96,12 +96,15 @@ class EncoderRules:
 
     budget:     encoded in one step; cache_size: kept at once
     is_whole:   no input's tokens are computed in several steps (vLLM's disable_chunked_mm_input)
-    is_ahead:   a step is planned before the one in flight has come back"""
+    is_ahead:   a step is planned before the one in flight has come back
+    is_alone:   no text is computed: a request ends with the first of its steps to come back once all of its prompt is
+                in plans (vLLM's mm_encoder_only)"""
 
     budget: int
     cache_size: int
     is_whole: bool = False
     is_ahead: bool = True
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

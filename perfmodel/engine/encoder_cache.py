@@ -35,6 +35,7 @@ class EncoderCache:
         if plan is not self._plan:
             self._plan, self._budget_left = plan, self._rules.budget
         end, num_chosen, chosen = num_computed + num_tokens, 0, dict[object, int]()
+        budget_left = self._budget_left
         for number, item in enumerate(request.encoder_inputs):
             if item.end <= num_computed:
                 continue
@@ -44,10 +45,11 @@ class EncoderCache:
                 continue
             is_cut = self._rules.is_whole and num_computed < item.offset and end < item.end
             num_chosen += item.num_tokens
-            if is_cut or num_chosen > self._budget_left or not self._make_room(num_chosen):
+            if is_cut or item.num_tokens > budget_left or not self._make_room(num_chosen):
                 num_tokens = max(item.offset - num_computed, 0)
                 break
             chosen[item.content] = number
+            budget_left -= 0 if item.is_external else item.num_tokens
         return num_tokens, tuple(chosen.values())
 
     def encode(self, request: Request, numbers: Sequence[int], plan: StepPlan) -> None:

@@ -48,6 +48,7 @@ class StepPlan:
     num_stalled: int  # how many more are as `resumed`, their previous tokens having come in one step
     num_stored_blocks: int  # that go to a second tier before this step, where it waits for them
     group_tokens: int  # of the plans of all ranks that step together with this one; 0: it steps alone
+    first_half: int  # its tokens that are computed beside the messages of the others (`BatchShape.first_half`)
     cohort_age: int  # of the `DecodeCohort` with this plan, if it granted its members anything, else 0
     samples: list[Request]  # of `chunks`: have a new output token after this step
     singles: list[Request]  # of `decodes`: end a prompt, or a sequence to recompute
@@ -76,7 +77,7 @@ class StepPlan:
         self.decode_context = self.num_draft_tokens = self.num_accepted_tokens = self.num_padding_tokens = 0
         self.num_wasted_tokens = self.num_chunk_tokens = self.num_gaps = self.num_restored_blocks = 0
         self.num_restored_tokens = self.num_stalled = self.num_stored_blocks = self.group_tokens = 0
-        self.cohort_age = self.num_adapters = self.num_adapter_tokens = self.num_masks = 0
+        self.cohort_age = self.num_adapters = self.num_adapter_tokens = self.num_masks = self.first_half = 0
         self.decode_windowed = self.padded = self.num_accepted = self.loads = self.positions = self.adapter_loads = ()
         self.copied_out = self.copied_back = self.encoded = ()
         self.decodes, self.draft_depths, self.chunks, self.samples = [], [], [], []

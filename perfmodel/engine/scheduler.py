@@ -497,7 +497,12 @@ class Scheduler:
         if self._running.encoder is not None and self._running.encoder.release(plan):
             self._may_admit = True
         finished, alone = (cohort.apply(plan, now), plan.singles) if cohort.covers(plan) else ([], plan.decodes)
-        for sampled in (alone, plan.samples):
+        samples = plan.samples
+        if self.config.encoder is not None and self.config.encoder.is_alone:
+            alone = [request for request in alone if request.status is RequestStatus.RUNNING]
+            granted = [grant.request for grant in plan.chunks if grant.request.num_promised_tokens]
+            samples = [request for request in granted if request.status is RequestStatus.RUNNING]
+        for sampled in (alone, samples):
             for request in sampled:
                 request.num_output_tokens = count = request.num_output_tokens + 1
                 if watch is not None:

@@ -47,7 +47,8 @@ class BatchShape(NamedTuple):
     num_adapters:    LoRA adapters that the step's requests name; -1: as many as on average (`AdapterMix`)
     adapter_tokens:  query tokens of these requests
     images:          that the encoder computes in this step
-    num_masks:       of the vocabulary, for answers of a required shape; -1: as many as on average"""
+    num_masks:       of the vocabulary, for answers of a required shape; -1: as many as on average
+    first_half:      of num_tokens, where the step is cut in two; 0: if they suffice, half of them; -1: it is not cut"""
 
     num_tokens: int
     num_samples: int
@@ -63,6 +64,7 @@ class BatchShape(NamedTuple):
     adapter_tokens: int = 0
     images: tuple[ImageGrid, ...] = ()
     num_masks: int = -1
+    first_half: int = 0
 
     @property
     def num_queries(self) -> int:

@@ -40,9 +40,9 @@ class MixAnswer(NamedTuple):
 
 
 def mix_answers(scenario: Scenario, chosen: Deployment, attainment: float) -> list[MixAnswer]:
-    """An answer for the mix as planned and for each other one; empty for replicas that do both."""
+    """An answer for the mix as planned and for each other one; empty for replicas that do both, and with encoders."""
     candidate = chosen.screened.candidate
-    if candidate.ratio is None:
+    if candidate.ratio is None or candidate.encoders is not None:
         return []
     prefills, decodes = (count * chosen.replicas for count in candidate.ratio)
     splits = [replace(candidate, ratio=ratio) for ratio in _ratios(candidate, prefills, decodes)]

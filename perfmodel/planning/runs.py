@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from perfmodel.errors import SpecError
 from perfmodel.planning.choice import may_have, pick_replicas
+from perfmodel.planning.encoders import encode_pool
 from perfmodel.planning.finalist import Deployment, Finalist, Records, meets
 from perfmodel.planning.metrics import ALTERNATIVES
 from perfmodel.planning.points import Point, Record
@@ -296,7 +297,10 @@ def left_out(scenario: Scenario) -> list[str]:
     if cluster.autoscaling is not None or any(pool.autoscaling for pool in cluster.pools):
         sentences.append("cluster.autoscaling: replicas are fixed here, as many as the highest rate takes")
     if cluster.pools:
-        sentences.append("cluster.pools: the plan chooses its own engines, without shares, shadows and other models")
+        kept = "," if encode_pool(scenario) is None else ", but for the encode pool's,"
+        sentences.append(
+            f"cluster.pools: the plan chooses its own engines{kept} without shares, shadows and other models"
+        )
     if scenario.traffic.arrivals.stages:
         sentences.append("traffic.arrivals.stages: the plan is for the highest rate of them")
     if any(kind.slo is not None for kind in scenario.traffic.classes):

@@ -9,11 +9,13 @@ import numpy as np
 
 from perfmodel.cost import profile_of
 from perfmodel.errors import SpecError
+from perfmodel.planning.encoders import encoding_s
 from perfmodel.planning.finalist import Screened
 from perfmodel.planning.service import Bools, Demand, Served, Service, demand_of, serve
 from perfmodel.planning.space import Candidate
 from perfmodel.planning.surfaces import NUM_DRAWS, Drawn, Engine, EngineSurfaces, Floats, Surfaces
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
+from perfmodel.specs.hardware import GivenLink
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
 
@@ -150,7 +152,11 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
     transfer = [_transfer(candidate) for candidate in candidates]
     server = profile_of(candidates[0].layout.scenario.engine).server
     ones = np.ones((len(candidates), 1))
-    prefills = (c.ratio[0] * c.prefill_layout.scenario.engine.data_parallel_size if c.ratio else 0 for c in candidates)
+    prefills = (
+        c.ratio[0] * c.num_behind_encoders * c.prefill_layout.scenario.engine.data_parallel_size if c.ratio else 0
+        for c in candidates
+    )
+    encoding = [_encoding(candidate) for candidate in candidates]
     return Service(
         surfaces,
         prompts,
@@ -161,6 +167,7 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
         (column(start for start, _ in transfer), column(per_token for _, per_token in transfer)),
         ((server.in_s + server.out_s) * ones, server.in_per_prompt_token_s * ones, server.out_per_sequence_s * ones),
         column(float(c.layout.scenario.engine.plans_ahead) for c in candidates),
+        (column(busy_s for busy_s, _ in encoding), column(alone_s for _, alone_s in encoding)),
     )
 
 
@@ -168,14 +175,14 @@ def engines_of(candidate: Candidate) -> tuple[Engine, Engine]:
     """The engines that decode and those that prefill (the same, unless disaggregated)."""
     of_prompts = candidate.prefill or candidate
     return (
-        (candidate.layout.scenario, candidate.max_num_batched_tokens),
-        (of_prompts.layout.scenario, of_prompts.max_num_batched_tokens),
+        (candidate.layout.scenario, candidate.max_num_batched_tokens, candidate.encoders is None),
+        (of_prompts.layout.scenario, of_prompts.max_num_batched_tokens, candidate.encoders is None),
     )
 
 
 def budget_of(candidate: Candidate) -> int:
     """Token budget per step of the prefill engines; per plan with pipeline stages."""
-    scenario, tokens = engines_of(candidate)[1]
+    scenario, tokens, _ = engines_of(candidate)[1]
     return scenario.engine.pipeline_parallel_size * tokens
 
 
@@ -188,6 +195,13 @@ def _transfer(candidate: Candidate) -> tuple[float, float]:
     cost = transfer_cost(ends[0], ends[1], source, target)
     none, some = cost.duration_s(0), cost.duration_s(10_000)
     return none, (some - none) / 10_000
+
+
+def _encoding(candidate: Candidate) -> tuple[float, float]:
+    if candidate.encoders is None:
+        return 0.0, 0.0
+    link = GivenLink.model_validate(candidate.layout.cluster.get("ec_transfer") or {})
+    return encoding_s(candidate.encoders.layout.scenario, candidate.encoders.ratio[0], link)
 
 
 def _highest(service: Service, demand: Demand, goals: Goals) -> Floats:

@@ -13,6 +13,7 @@ from perfmodel.files.blocks import block_as
 from perfmodel.planning import choice
 from perfmodel.planning import finalist as fin
 from perfmodel.planning.elastic import over_the_load
+from perfmodel.planning.encoders import encode_pool
 from perfmodel.planning.finalist import Deployment, Finalist, Records, Screened
 from perfmodel.planning.jobs import OnPreliminary, plan_job
 from perfmodel.planning.mixes import mix_answers
@@ -54,9 +55,11 @@ def make_plan(
     Raises SpecError for a scenario without an SLO or a rate, or with an error."""
     base = Base(path, tuple(overrides))
     scenario = base.load()
-    if any(pool.role == "encode" for pool in scenario.pools):
-        raise SpecError("plans size no encode pools: leave these out, or simulate sizes by --set cluster.pools.")
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
+    if spec.is_offline and (spec.space.encoders or encode_pool(scenario) is not None):
+        raise SpecError(
+            "plans of jobs size no encode pools: leave these out, or simulate sizes by --set cluster.pools."
+        )
     if spec.objective == "carbon" and (scenario.site is None or scenario.site.grid_gco2_per_kwh is None):
         raise SpecError("plan.objective=carbon without a grid: set site.region, as in DE, or site.gco2_per_kwh.")
     if any(kind.weight != 1 for kind in scenario.traffic.classes):

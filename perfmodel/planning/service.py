@@ -235,7 +235,9 @@ class Service:
     prefills, decodes: engines of the group; 0 prefill engines: each decode engine computes its own prompts
     transfer:   KV transfer seconds, fixed and per token
     front_end:  server seconds (per request, per prompt token, per sequence of the batch)
-    gates:      steps planned ahead of an arrival besides the running one"""
+    gates:      steps planned ahead of an arrival besides the running one
+    encoding:   seconds of all encode engines for a request's images, and until idle ones have them where they are read;
+                0 without"""
 
     surfaces: Surfaces
     prompts: Surfaces
@@ -246,6 +248,7 @@ class Service:
     transfer: tuple[Floats, Floats]
     front_end: tuple[Floats, Floats, Floats]
     gates: Floats
+    encoding: tuple[Floats, Floats] = (np.zeros((1, 1)), np.zeros((1, 1)))
 
 
 @dataclass(frozen=True)
@@ -295,7 +298,12 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
     ttft = fixed + per_token * (prompt + cached) + per_sequence * chain.mean + waits + own
     start, per_kv_token = service.transfer
     ttft = ttft + np.where(is_apart, start + per_kv_token * (prompt + cached) + (0.5 + service.gates) * step, 0.0)
-    is_bad = ~(chain.is_stable & work.is_stable)
+    # Images wait for others as at one server (Pollaczek and Khinchine, constant service).
+    busy, encoded = service.encoding
+    load = rate * busy
+    waits = exponential(for_queue, np.minimum(load, 1.0), busy / 2 / np.maximum(1 - load, 1e-9))
+    ttft = ttft + encoded + waits
+    is_bad = ~(chain.is_stable & work.is_stable & (load < 1.0))
     brought = surfaces.tokens(met)
     single = None
     if demand.asks_for_tokens:

@@ -14,9 +14,10 @@ from perfmodel.cost.kernel_models.device import tdp_w
 from perfmodel.errors import DoesNotFitError, SpecError, UnsupportedError
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.spec import ModelSpec
+from perfmodel.planning.encoders import encode_pool, pool_fields
 from perfmodel.planning.spec import MAX_CANDIDATES, UNIFIED, PlanSpace, PlanSpec, PoolSpace, ratio_of
 from perfmodel.specs import load_scenario
-from perfmodel.specs.cluster import KvTransferSpec
+from perfmodel.specs.cluster import KvTransferSpec, PoolSpec
 from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario, price_in_use
@@ -73,6 +74,8 @@ class Layout:
             parts.append(f"{engine.all2all_backend} exchange")
         if engine.enable_dbo:
             parts.append("DBO")
+        if engine.afd_config is not None:
+            parts.append(f"{engine.afd_config.num_ffn_devices} FFN devices")
         if engine.quantization:
             parts.append(f"{engine.quantization.upper()} weights")
         if engine.kv_cache_dtype != "auto":
@@ -93,12 +96,23 @@ class PrefillEngine:
 
 
 @dataclass(frozen=True)
+class Encoders:
+    """Encode replicas in front of others. pool: their fields in a cluster; ratio: encode replicas, and others or groups
+    of prefill and decode ones"""
+
+    layout: Layout
+    pool: Mapping[str, Any]
+    ratio: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Candidate:
     """A layout with scheduling settings.
 
-    ratio:   prefill and decode replicas of a group; None if unified
-    memory:  memory plan of one replica's devices
-    prefill: the prefill replicas if they differ; all other fields are then of the decode replicas"""
+    ratio:    prefill and decode replicas of a group; None if unified
+    memory:   memory plan of one replica's devices
+    prefill:  the prefill replicas if they differ; all other fields are then of the decode replicas
+    encoders: encode replicas of a group; None where images are encoded in the steps that read them"""
 
     layout: Layout
     max_num_seqs: int
@@ -107,6 +121,7 @@ class Candidate:
     ratio: tuple[int, int] | None
     memory: MemoryPlan
     prefill: PrefillEngine | None = None
+    encoders: Encoders | None = None
 
     @property
     def prefill_layout(self) -> Layout:
@@ -116,9 +131,25 @@ class Candidate:
     @property
     def counts(self) -> tuple[tuple[Layout, int], ...]:
         """(layout, number of replicas) of a replica or group."""
-        if self.ratio is None:
-            return ((self.layout, 1),)
-        return ((self.prefill_layout, self.ratio[0]), (self.layout, self.ratio[1]))
+        pairs = [(self.layout, 1)]
+        if self.ratio is not None:
+            pairs = [(self.prefill_layout, self.ratio[0]), (self.layout, self.ratio[1])]
+        if self.encoders is None:
+            return tuple(pairs)
+        count, others = self.encoders.ratio
+        return ((self.encoders.layout, count), *((layout, others * number) for layout, number in pairs))
+
+    @property
+    def num_behind_encoders(self) -> int:
+        """Replicas, or groups of prefill and decode ones, of a group with encode replicas; else 1."""
+        return 1 if self.encoders is None else self.encoders.ratio[1]
+
+    @property
+    def split(self) -> str:
+        """`1 encode to 3, 1 prefill to 2 decode`; empty for replicas that do all."""
+        parts = [] if self.encoders is None else ["{} encode to {}".format(*self.encoders.ratio)]
+        parts += [] if self.ratio is None else ["{} prefill to {} decode".format(*self.ratio)]
+        return ", ".join(parts)
 
     @property
     def num_devices(self) -> int:
@@ -152,12 +183,13 @@ class Candidate:
     @property
     def num_engines(self) -> int:
         """Decode engines: data-parallel ranks of a replica or group, each with its own batch."""
-        return (self.ratio[1] if self.ratio else 1) * self.layout.scenario.engine.data_parallel_size
+        decodes = self.ratio[1] if self.ratio else 1
+        return decodes * self.num_behind_encoders * self.layout.scenario.engine.data_parallel_size
 
     @property
     def kind(self) -> Hashable:
         """Equal for candidates that differ only in scheduling."""
-        return id(self.layout), id(self.prefill_layout), self.ratio
+        return id(self.layout), id(self.prefill_layout), self.ratio, self.encoders and self.encoders.ratio
 
     @property
     def devices(self) -> str:
@@ -167,9 +199,7 @@ class Candidate:
     @property
     def label(self) -> str:
         """`h200-sxm TP4, 1 prefill to 2 decode, up to 64 requests, 2,048 tokens a step (prefill: h100-sxm-80gb TP2)`"""
-        parts = [self.layout.label]
-        if self.ratio is not None:
-            parts.append(f"{self.ratio[0]} prefill to {self.ratio[1]} decode")
+        parts = [self.layout.label, *([self.split] if self.split else [])]
         parts += [f"up to {self.max_num_seqs:,} requests", f"{self.max_num_batched_tokens:,} tokens a step"]
         if not self.enable_chunked_prefill:
             parts.append("whole prompts")
@@ -201,13 +231,15 @@ class Candidate:
         return as_overrides(self.choices(replicas))
 
     def _cluster(self, replicas: int) -> dict[str, Any]:
-        kept = dict(self.layout.cluster)
-        transfer = kept.pop("kv_transfer", None)
-        if self.ratio is None:
+        kept, behind = dict(self.layout.cluster), replicas * self.num_behind_encoders
+        links = {"kv_transfer": self.ratio, "ec_transfer": self.encoders}
+        moved = {name: kept.pop(name) for name in links if name in kept}
+        moved = {name: link for name, link in moved.items() if links[name] is not None}
+        if self.ratio is None and self.encoders is None:
             return {**kept, "replicas": replicas}
         pools: list[dict[str, Any]] = [
-            {"role": role, "replicas": count * replicas}
-            for role, count in zip(("prefill", "decode"), self.ratio, strict=True)
+            {"role": role, "replicas": count * behind}
+            for role, count in zip(("prefill", "decode"), self.ratio or (), strict=False)
         ]
         if self.prefill is not None:  # what the pool of prefill replicas has of its own
             shared, own = self.layout.choices, self.prefill.layout.choices
@@ -219,7 +251,10 @@ class Candidate:
             if own.get("hardware") != shared.get("hardware"):
                 pools[0]["hardware"] = own["hardware"]
             pools[0] |= {"engine": engine} if engine else {}
-        return {**kept, "pools": pools, **({"kv_transfer": transfer} if transfer else {})}
+        if self.encoders is not None:
+            encode = {**self.encoders.pool, "replicas": self.encoders.ratio[0] * replicas}
+            pools = [encode, *(pools or [{"replicas": behind}])]
+        return {**kept, "pools": pools, **moved}
 
 
 T = TypeVar("T")
@@ -229,10 +264,12 @@ _ENGINE_CHOICES = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"),
     *("quantization", "kv_cache_dtype", "prefill_context_parallel_size", "all2all_backend", "enable_dbo"),
 )
+_AFD = "afd_config"
 _LAYOUT_FIELDS = {
     "hardware": "hardware",
     **{name: f"engine.{name}" for name in _ENGINE_CHOICES},
     "speculation": "engine.speculative_config",
+    _AFD: f"engine.{_AFD}",  # of decode engines alone
 }
 
 
@@ -298,15 +335,19 @@ def _layout_choices(space: PlanSpace | PoolSpace) -> Iterator[dict[str, Any]]:
 
 def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, tokens: int) -> Iterator[_Prefill | None]:
     """Prefill engines that `space` offers beside such decode engines; None for equal ones."""
-    if space is None:
+    shared = {field: None if field == _LAYOUT_FIELDS[_AFD] else value for field, value in choices.items()}
+    if space is None and shared == choices:
         yield None
         return
+    space = space or PoolSpace()
     for own in _layout_choices(space):
-        whole = {**choices, **own}
+        whole = {**shared, **own}
         for schedule in product(space.max_num_seqs or (seqs,), space.max_num_batched_tokens or (tokens,)):
             yield None if (whole, *schedule) == (choices, seqs, tokens) else (whole, *schedule)
 
 
+# Tried where the scenario has an encode pool.
+_ENCODERS = (UNIFIED, "1:1", "1:2", "1:3", "1:4", "1:6", "1:8", "2:1")
 # Tried of mixtures of experts by default, besides expert parallelism: data-parallel attention, prefill and decode
 # apart, and drafts that need no other model.
 _DATA_PARALLEL = (1, 2, 4, 8, 16)
@@ -321,6 +362,8 @@ def _widened(spec: PlanSpec, scenario: Scenario) -> PlanSpace:
     """The space of `spec`, with the scenario's own parallelism added to defaults. Open choices of a mixture of experts
     get more values, up to `MAX_CANDIDATES`."""
     space, given = spec.space, spec.space.model_fields_set
+    if "encoders" not in given and encode_pool(scenario) is not None:
+        space = space.model_copy(update={"encoders": _ENCODERS})
     if has_experts(scenario.model):
         drafts: tuple[dict[str, Any] | None, ...] = (None, _MTP if scenario.model.num_prediction_layers else _NGRAMS)
         if scenario.engine.speculative_config is not None:
@@ -353,6 +396,7 @@ _AXES = {
     "all2all_backend": "exchange",
     "enable_dbo": "two-batch overlap",
     "disaggregation": "prefill:decode",
+    "encoders": "encode:others",
     "speculation": "speculation",
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
@@ -373,7 +417,8 @@ def _in_words(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value or UNIFIED)
 
 
-_KEPT = {"router", "kv_transfer", "network"}  # of the scenario's cluster, whatever the plan makes of it
+_SCHEDULE = {"max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"}
+_KEPT = {"router", "kv_transfer", "ec_transfer", "network"}  # of the scenario's cluster, whatever the plan makes of it
 
 
 class _Candidates:
@@ -382,6 +427,8 @@ class _Candidates:
     def __init__(self, base: Base, spec: PlanSpec) -> None:
         self._base, self._spec, self.scenario = base, spec, base.load()
         self._cluster = self.scenario.cluster.model_dump(mode="json", include=_KEPT, exclude_unset=True)
+        fixed = {name.removeprefix("engine.") for name in _LAYOUT_FIELDS.values()} | _SCHEDULE
+        self._encode_pool = pool_fields(encode_pool(self.scenario) or PoolSpec(role="encode"), fixed)
         self._known: dict[Hashable, Any] = {}
         self.accepted: list[Candidate] = []
         self.ruled_out: Counter[str] = Counter()
@@ -415,20 +462,22 @@ class _Candidates:
         engine = layout.scenario.engine if isinstance(layout, Layout) else self.scenario.engine
         budgets = space.max_num_batched_tokens or (engine.max_num_batched_tokens,)
         chunks = space.enable_chunked_prefill or (engine.enable_chunked_prefill,)
-        schedules = product(space.max_num_seqs or (engine.max_num_seqs,), budgets, chunks, ratios)
-        for seqs, tokens, chunked, ratio in schedules:
+        encoders = [ratio_of(text) for text in space.encoders] or [None]
+        schedules = product(space.max_num_seqs or (engine.max_num_seqs,), budgets, chunks, ratios, encoders)
+        for seqs, tokens, chunked, ratio, encode in schedules:
             for own in _prefills(choices, prefill, seqs, tokens):
                 try:
                     if isinstance(layout, _RefusedError):
                         raise layout
-                    self.accepted.append(self._candidate(layout, seqs, tokens, chunked, ratio, own))
+                    candidate = self._candidate(layout, seqs, tokens, chunked, ratio, own, encode)
+                    self.accepted.append(candidate)
                 except _RefusedError as error:
                     self.ruled_out[str(error)] += 1
                     if "hardware" in choices:
                         self.by_device.setdefault(choices["hardware"], Counter())[str(error)] += 1
 
     def _candidate(
-        self, layout: Layout, seqs: int, tokens: int, chunked: bool, ratio: _Ratio, own: _Prefill | None
+        self, layout: Layout, seqs: int, tokens: int, chunked: bool, ratio: _Ratio, own: _Prefill | None, encode: _Ratio
     ) -> Candidate:
         _check_steps(layout, seqs, tokens, chunked)
         prefill = None if own is None else PrefillEngine(self.layout(own[0]), own[1], own[2])
@@ -437,7 +486,11 @@ class _Candidates:
         memory = self._memory(layout, seqs, tokens)
         if prefill is not None:
             self._memory(prefill.layout, prefill.max_num_seqs, prefill.max_num_batched_tokens)
-        candidate, spec = Candidate(layout, seqs, tokens, chunked, ratio, memory, prefill), self._spec
+        encoders = None
+        if encode is not None:
+            of_images = self._once((id(layout), "encode"), lambda: self._encode_layout(layout))
+            encoders = Encoders(of_images, self._encode_pool, encode)
+        candidate, spec = Candidate(layout, seqs, tokens, chunked, ratio, memory, prefill, encoders), self._spec
         if candidate.num_devices > spec.max_gpus:
             raise _RefusedError("more devices than max_gpus")
         if spec.budget_usd_per_hour is not None and (candidate.usd_per_hour or 0.0) > spec.budget_usd_per_hour:
@@ -448,10 +501,23 @@ class _Candidates:
             self._once((id(layout), "apart"), lambda: self._check_apart(candidate))
         return candidate
 
+    def _encode_layout(self, layout: Layout) -> Layout:
+        """One encode replica on the devices of `layout`, unless its pool has others."""
+        pools = {"cluster": {"pools": [self._encode_pool, {}]}}
+        try:
+            scenario = self._base.load(as_overrides({**layout.choices, **pools}))
+            own = scenario.of_pool(scenario.pools[0])
+            plan_memory(own.model, own.hardware, own.engine)
+        except DoesNotFitError:
+            raise _RefusedError("encoders do not fit in memory") from None
+        except SpecError as error:
+            raise _RefusedError(f"encode pools: {_sentence(error)}") from None
+        return Layout(layout.choices, own, {})
+
     def _check_apart(self, candidate: Candidate) -> None:
         """Refuses engines that do not serve as prefill and decode replicas, as with LoRA adapters."""
         try:
-            self._base.load(replace(candidate, ratio=(1, 1), prefill=None).overrides(1))
+            self._base.load(replace(candidate, ratio=(1, 1), prefill=None, encoders=None).overrides(1))
         except SpecError as error:
             raise _RefusedError(f"prefill and decode pools: {_sentence(error)}") from None
 

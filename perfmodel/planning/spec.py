@@ -4,7 +4,7 @@ import re
 from math import prod
 from typing import Any, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PerSecond, PositiveFloat, PositiveInt, Seconds
@@ -30,7 +30,9 @@ def _once(values: Any) -> Any:
 
 class PoolSpace(Spec):
     """What the prefill or the decode engines of disaggregated candidates may have of their own. An empty list: what the
-    plan's space says of all; for prefill engines, what the candidate's decode engines have."""
+    plan's space says of all; for prefill engines, what the candidate's decode engines have.
+
+    afd_config: of decode engines, as under `engine`: feed-forward devices of their own; null for none"""
 
     hardware: tuple[str, ...] = ()
     tensor_parallel_size: tuple[PositiveInt, ...] = ()
@@ -39,6 +41,7 @@ class PoolSpace(Spec):
     enable_expert_parallel: tuple[bool, ...] = ()
     max_num_seqs: tuple[PositiveInt, ...] = ()
     max_num_batched_tokens: tuple[PositiveInt, ...] = ()
+    afd_config: tuple[dict[str, Any] | None, ...] = ()
 
     _each_value_once = field_validator("*")(_once)
 
@@ -52,6 +55,8 @@ class PlanSpace(Spec):
     (MTP), else n-grams.
 
     disaggregation: prefill to decode replicas, as in 2:1; `none` for replicas that do both
+    encoders:       encode replicas to others, or to groups of prefill and decode ones, as in 1:3; `none` for images
+                    encoded where they are read. By default several ratios where the scenario has an encode pool
     prefill, decode: what engines of disaggregated candidates may have of their own: devices, parallelism, batches
     speculation:    `speculative_config` blocks as under `engine`; null for none
     replicas:       by default as few as serve the rate (as many as are allowed for lowest_latency)"""
@@ -67,6 +72,7 @@ class PlanSpace(Spec):
     max_num_batched_tokens: tuple[PositiveInt, ...] = (1024, 2048, 4096, 8192, 16384)
     enable_chunked_prefill: tuple[bool, ...] = ()
     disaggregation: tuple[str, ...] = (UNIFIED,)
+    encoders: tuple[str, ...] = ()
     prefill: PoolSpace | None = None
     decode: PoolSpace | None = None
     speculation: tuple[dict[str, Any] | None, ...] = ()
@@ -96,12 +102,13 @@ class PlanSpace(Spec):
             raise ValueError(f"got {given[0]} without a ratio in disaggregation; give one, as in disaggregation: [1:1]")
         return self
 
-    @field_validator("disaggregation")
+    @field_validator("disaggregation", "encoders")
     @classmethod
-    def _ratios_can_be_read(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+    def _ratios_can_be_read(cls, values: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        kinds = "encode:other" if info.field_name == "encoders" else "prefill:decode"
         for value in values:
             if value != UNIFIED and _RATIO.fullmatch(value) is None:
-                raise ValueError(f"got {value!r}; expected prefill:decode replicas as in 2:1, or none")
+                raise ValueError(f"got {value!r}; expected {kinds} replicas as in 2:1, or none")
         return values
 
 
@@ -170,7 +177,7 @@ class PlanSpec(Spec):
         return self
 
 
-def ratio_of(disaggregation: str) -> tuple[int, int] | None:
-    """Prefill and decode replicas of `2:1`; None for unified replicas."""
-    match = _RATIO.fullmatch(disaggregation)
+def ratio_of(text: str) -> tuple[int, int] | None:
+    """Replicas of both kinds of `2:1`; None for unified ones."""
+    match = _RATIO.fullmatch(text)
     return None if match is None else (int(match[1]), int(match[2]))

@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from perfmodel.cost.steps.host import Host
 from perfmodel.cost.steps.stages import step_cost_model
 from perfmodel.ops.work import BatchShape, windowed_contexts
 from perfmodel.sim.replica.step_costs import shared_step_costs
+from perfmodel.sim.traffic.workload import ImagePlan
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]
@@ -68,6 +70,7 @@ def step_surface(
     batches: int,
     chunk: int,
     plan_tokens: int = 0,
+    encodes: bool = True,
     draw: Draw | None = None,
     costs: StepCosts | None = None,
 ) -> StepSurface:
@@ -76,10 +79,13 @@ def step_surface(
     context, prompt: mean KV length of a decoding sequence, and mean prompt length
     batches, chunk: largest batch and most prompt tokens per step that will be read
     plan_tokens: token limit per plan with several plans in flight; prompt chunks leave room for decodes
+    encodes: images of prompts are encoded in the steps that read them
     draw, costs: factors on the calibration; step costs of the scenario, if known"""
     costs = costs or shared_step_costs(scenario)
     cost_model, drafts = step_cost_model(costs.tables, draw), costs.drafts
     spans, num_stages = scenario.model.attention_spans, scenario.engine.pipeline_parallel_size
+
+    images = ImagePlan(scenario) if encodes and scenario.traffic.images is not None else None
 
     def step(batch: float, tokens: float = 0, cached: int = 0) -> float:
         """Seconds of a step with `batch` decodes and `tokens` tokens of prompts of about mean length."""
@@ -94,9 +100,13 @@ def step_surface(
         prefills = tuple((max(size, 2), cached) for size in sizes)
         summed = round(decodes * context)
         windowed = windowed_contexts(decodes, summed, spans) if decodes else ()
-        return _PS * cost_model.duration_ps(
-            BatchShape(decodes + whole, decodes + len(prefills), prefills, decodes, summed, windowed)
-        )
+        shape = BatchShape(decodes + whole, decodes + len(prefills), prefills, decodes, summed, windowed)
+        duration = cost_model.duration_ps(shape)
+        if images is None or cached or not whole:
+            return _PS * duration
+        share = len(images.grids) * whole / prompt  # images of so many tokens of prompts
+        grids = tuple(islice(cycle(images.grids), max(1, round(share))))
+        return _PS * (duration + (cost_model.duration_ps(shape._replace(images=grids)) - duration) * share / len(grids))
 
     host = Host(costs.graph, costs.timer, draw)
     # Shared out to plans that follow each other, it is in the curves.
@@ -200,8 +210,8 @@ def read_between(table: Floats, which: Ints, index: Ints, share: Floats) -> Floa
     return low + share * (table[which, index + 1] - low)
 
 
-Engine = tuple[Scenario, int]  # of a layout, with the tokens of its plans
-Grid = tuple[float, float, int, int, int]  # the arguments of `step_surface` beside the scenario
+Engine = tuple[Scenario, int, bool]  # of a layout, with the tokens of its plans, and whether it encodes images
+Grid = tuple[float, float, int, int, int, bool]  # the arguments of `step_surface` beside the scenario
 
 NUM_DRAWS = 256
 
@@ -254,7 +264,7 @@ def drawn_surfaces(
 
     def at(place: int, score: float) -> StepSurface:
         one = tuple(score if index == place else 0.0 for index in range(NUM_SCORES))
-        return step_surface(scenario, *grid, uncertainty.draw(one), costs)
+        return step_surface(scenario, *grid, draw=uncertainty.draw(one), costs=costs)
 
     centre = at(0, 0.0)
     plain = _flat(centre)
@@ -292,19 +302,19 @@ class EngineSurfaces:
 
     def __init__(self, engines: Iterable[Engine], *limits: Any) -> None:
         self._limits = limits
-        by_layout: dict[int, dict[tuple[int, int], Engine]] = {}
+        by_layout: dict[int, dict[tuple[int, int, bool], Engine]] = {}
         for engine in engines:
             by_layout.setdefault(id(engine[0]), {})[self._key(engine)] = engine
-        self._known: dict[tuple[int, int], StepSurface] = {}
+        self._known: dict[tuple[int, int, bool], StepSurface] = {}
         for same in by_layout.values():
             costs = shared_step_costs(next(iter(same.values()))[0])
             self._known |= {key: step_surface(one[0], *self._grid(one), costs=costs) for key, one in same.items()}
 
     def _grid(self, engine: Engine) -> Grid:
-        return (*self._limits, engine[1] if engine[0].engine.pipeline_parallel_size > 1 else 0)
+        return (*self._limits, engine[1] if engine[0].engine.pipeline_parallel_size > 1 else 0, engine[2])
 
-    def _key(self, engine: Engine) -> tuple[int, int]:
-        return id(engine[0]), self._grid(engine)[-1]
+    def _key(self, engine: Engine) -> tuple[int, int, bool]:
+        return id(engine[0]), *self._grid(engine)[-2:]
 
     def read(self, engines: Sequence[Engine]) -> Surfaces:
         """The surfaces of the candidates' engines."""

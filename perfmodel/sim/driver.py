@@ -52,7 +52,7 @@ def simulate(
 
     calibration: efficiency factors for all pools; default: those named by `engine.profile`, else the datasheet
     profile:     host and server costs of the engine; default: the fitted profile that `engine.profile` names
-    progress:    callback (requests finished, total if known)
+    progress:    callback (requests finished, total if known); of beams, parts of answers count
     out:         folder for `requests.csv` and `steps.csv`, streamed
     keep_steps:  keep step records in memory; default: for up to 300,000 requests
     can_leap:    batch equal decode steps; results are identical either way
@@ -130,10 +130,18 @@ def serve(
     expected = scenario.traffic.expected_requests  # of stages a mean: there may be a few more
     total = workload.num_requests if expected is None else round(expected)
     report_every = min(max((total or 10_000) // 100, 1), _REPORT_EVERY)
+    num_reported = 0
+
+    def report(num_done: int) -> None:
+        nonlocal num_reported
+        if progress is not None and num_done >= num_reported + report_every:
+            num_reported = num_done
+            progress(num_done, None if total is None else max(total, num_done))
 
     def on_finished(replica: EngineRank, request: Request) -> None:
         if beams is not None:
             answered = beams.on_finished(request)
+            report(int(beams.num_answers + 1e-6))
             if answered is None:
                 return
             request = answered
@@ -141,8 +149,7 @@ def serve(
         client.on_finished(request)
         if executed is not None:
             executed.on_finished(replica.index, request)
-        if progress is not None and collector.num_finished % report_every == 0:
-            progress(collector.num_finished, None if total is None else max(total, collector.num_finished))
+        report(collector.num_finished)
 
     def on_lost(lost: "LostRequest") -> None:
         collector.lost.append((lost.request.request_id, lost.fate))

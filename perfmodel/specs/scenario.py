@@ -221,7 +221,6 @@ class Scenario(CheckedSpec):
             "traffic.structured_outputs": self.traffic.structured_outputs is not None,
             "traffic.beam_width": self.traffic.beam_width > 1,
             "host.cores": (self.cluster.host or self.hardware.host) is not None,
-            "plan": self.plan is not None,
         }
         for other in (name for name, is_given in others.items() if is_given):
             yield f"got engine.afd_config beside {other}, with which it is not modelled; leave one of them out"

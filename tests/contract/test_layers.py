@@ -57,7 +57,20 @@ WITHIN = {
     ),
     "planning": (
         *("spec", "metrics", "comparison", "typical_step", "points", "workers", "sweep", "findings", "axes", "load"),
-        *("study", "whatif", "space", "surfaces", "service", "finalist", "screen", "choice", "mixes", "result", "runs"),
+        *(
+            "study",
+            "whatif",
+            "encoders",
+            "space",
+            "surfaces",
+            "service",
+            "finalist",
+            "screen",
+            "choice",
+            "mixes",
+            "result",
+            "runs",
+        ),
         *("jobs", "operations", "elastic", "search", "export", "speculation"),
     ),
 }

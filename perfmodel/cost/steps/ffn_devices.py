@@ -8,8 +8,9 @@ With s = a + x + g + f + r + y and the busiest b = max(a, x, g + r, f, y), equal
 
 exact for a line of machines that M equal jobs pass L times (g or r none): a path through it that returns c times takes
 (c + 1) s + (L M - 1 - c M) b, longest for c = 0 or L - 1. Embedding, head and sampling of the whole step come on top;
-unlike layers are timed at their mean. Source: Zhu et al. 2025 (MegaScale-Infer, arXiv 2504.02263), the case M b >= s;
-StepMesh, Introduction.md (stepfun-ai/StepMesh)."""
+unlike layers are timed at their mean. Each micro-batch has its share of decodes and of every prompt, the latter behind
+as many tokens as such shares have before them on average. Source: Zhu et al. 2025 (MegaScale-Infer, arXiv 2504.02263),
+the case M b >= s; StepMesh, Introduction.md (stepfun-ai/StepMesh)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +23,6 @@ from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.cost.steps.explain import PipelineEstimate, StepEstimate, bound_share, explain, summed
 from perfmodel.cost.steps.host import Host, step_ticks
 from perfmodel.cost.steps.tables import PS_PER_S, StepTables, Usage
-from perfmodel.errors import UnsupportedError
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape
 
@@ -48,7 +48,7 @@ def round_trips(phases: Phases, num_layers: int, num_batches: int) -> float:
 
 
 class FfnDevicesCostModel:
-    """Prices decode steps of `tables`, whose graph has feed-forward devices. draw: error factors, for ensembles"""
+    """Prices steps of `tables`, whose graph has feed-forward devices. draw: error factors, for ensembles"""
 
     def __init__(self, tables: StepTables, draw: Draw | None = None) -> None:
         self.has_runs = False
@@ -69,7 +69,7 @@ class FfnDevicesCostModel:
         outside, *phases = self._models
         shapes = (batch, *[everyone] * 5)
         times = [[model.duration_ps(one) for _ in range(count)] for model, one in zip(phases, shapes, strict=True)]
-        return step_ticks(*self._host.ticks(shape), round(outside.duration_ps(shape) + self._passed(times)))
+        return step_ticks(*self._launched(shape, count), round(outside.duration_ps(shape) + self._passed(times)))
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
         """None: steps are priced one by one."""
@@ -84,7 +84,7 @@ class FfnDevicesCostModel:
         pairs, phases = list(zip(parts, runs, strict=True)), [part.device_s for part in parts]
         rows = [replace(row, count=row.count * (times or count)) for part, times in pairs for row in part.rows]
         device = phases[0] + self._passed([[phase] * count for phase in phases[1:]])
-        serial, hidden = (ticks / PS_PER_S for ticks in self._host.ticks(shape))
+        serial, hidden = (ticks / PS_PER_S for ticks in self._launched(shape, count))
         duration = serial + max(hidden, device)
         idle = 1.0 - sum(times * part.device_s for part, times in pairs) / duration
         whole = summed(rows, duration, (serial, hidden), timer)
@@ -105,18 +105,22 @@ class FfnDevicesCostModel:
 
     def _micro_batches(self, shape: BatchShape) -> tuple[int, BatchShape, BatchShape]:
         """How many there are, one of a rank, and one of all ranks."""
-        if shape.prefills or shape.images:
-            sentence = (
-                "got a step with prompts under engine.afd_config, which is modelled for steps that only decode; give "
-                "it to a decode pool whose KV cache preempts nothing, or explain a --batch"
-            )
-            raise UnsupportedError(sentence, "prompts under afd_config", "engine.afd_config")
-        count = max(1, min(self._tables.graph.num_micro_batches, shape.num_decodes))
-        tokens = ceil(shape.num_tokens / count)
+        count = max(1, min(self._tables.graph.num_micro_batches, shape.num_tokens))
+        prompts = [
+            (max(ceil(new / count), 2), cached + new * (count - 1) // (2 * count)) for new, cached in shape.prefills
+        ]
+        decodes = ceil(shape.num_decodes / count)
+        tokens = decodes + sum([new for new, _ in prompts])
         context, *windowed = (ceil(item / count) for item in (shape.decode_context, *shape.decode_windowed))
-        batch = BatchShape(tokens, tokens, (), ceil(shape.num_decodes / count), context, tuple(windowed))
+        batch = BatchShape(tokens, tokens, tuple(prompts), decodes, context, tuple(windowed))
         everyone = ceil(shape.group_tokens / count) or self._ranks * tokens
         return count, batch, BatchShape(everyone, 0)
+
+    def _launched(self, shape: BatchShape, count: int) -> tuple[int, int]:
+        """Serial and hidden picoseconds of the host, which launches `count` parts of a step without a CUDA graph."""
+        serial, hidden = self._host.ticks(shape)
+        decodes = shape._replace(prefills=(), num_decodes=shape.num_decodes + len(shape.prefills))
+        return serial, count * hidden - (count - 1) * self._host.ticks(decodes)[1]
 
 
 def _parts(graph: StepGraph, ffn: StepGraph) -> Iterator[StepGraph]:

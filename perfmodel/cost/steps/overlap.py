@@ -14,7 +14,8 @@ experts, and what else a step does, are added. Each half reads its own weights a
 computed once. So t is at least the compute and at least the messages of both halves; with f = 0 at most their sum.
 
 Steps that only decode are split from `dbo_decode_token_threshold` tokens on each rank, others from
-`dbo_prefill_token_threshold`; a half has tokens up to the middle one, wherever a prompt is cut.
+`dbo_prefill_token_threshold`, if all ranks can be; a half has tokens up to the middle one of the largest rank, wherever
+a prompt is cut (`RankPadding.first_half`).
 Source: vLLM, vllm/v1/worker/ubatch_utils.py (thresholds, cut, units: VLLM_DBO_COMM_SMS, 20), ubatching.py and
 fused_moe/modular_kernel.py (turns); SGLang, batch_overlap/operations_strategy.py (deep_gemm_num_sms); DeepSeek-AI 2024
 (DeepSeek-V3), section 3.4; DeepEP, README ("without occupying any SM")."""
@@ -71,12 +72,13 @@ def overlapped(first: Half, second: Half, num_layers: int, share: float = 0.0) -
     return first.outside + second.outside + inside + ends / num_layers
 
 
-def halves(shape: BatchShape) -> tuple[BatchShape, BatchShape]:
-    """The step cut before its middle token: decodes come first, and a prompt may be cut. All logits are the first's.
+def halves(shape: BatchShape, num_ranks: int = 0) -> tuple[BatchShape, BatchShape]:
+    """The step cut before its middle token, or that of the largest of `num_ranks`: decodes come first, and a prompt may
+    be cut. All logits are the first's.
 
     So are all images: the encoder is done before the step is cut (vllm/v1/worker/gpu_model_runner.py,
     `_execute_mm_encoder`)."""
-    first_tokens = shape.num_tokens // 2
+    first_tokens = shape.first_half or shape.num_tokens // 2
     decodes = min(shape.num_decodes, first_tokens)
     room, fronts, backs = first_tokens - decodes, list[tuple[int, int]](), list[tuple[int, int]]()
     for new, cached in shape.prefills:
@@ -87,7 +89,7 @@ def halves(shape: BatchShape) -> tuple[BatchShape, BatchShape]:
     share = decodes / max(shape.num_decodes, 1)
     context = round(shape.decode_context * share)
     windowed = tuple([round(seen * share) for seen in shape.decode_windowed])
-    everyone = shape.group_tokens * first_tokens // max(shape.num_tokens, 1)
+    everyone = num_ranks * shape.first_half or shape.group_tokens * first_tokens // max(shape.num_tokens, 1)
     first = BatchShape(first_tokens, shape.num_samples, tuple(fronts), decodes, context, windowed, everyone)
     first = first._replace(images=shape.images)
     second = BatchShape(
@@ -132,7 +134,11 @@ class OverlapCostModel:
         return OverlapCostModel(self._tables, self._draw)
 
     def is_split(self, shape: BatchShape) -> bool:
-        """Whether each rank has tokens enough; one that has fewer than its share of the group's holds up all."""
+        """Whether each rank has tokens enough; one that has fewer than its share of the group's holds up all.
+
+        The ranks' agreement comes first, if there is one."""
+        if shape.first_half:
+            return shape.first_half > 0
         thresholds, ranks = self._tables.graph.overlap_from, self._tables.graph.shard.dp
         assert thresholds is not None
         tokens = min(shape.num_tokens, shape.group_tokens // ranks) if shape.group_tokens else shape.num_tokens
@@ -141,7 +147,7 @@ class OverlapCostModel:
     def duration_ps(self, shape: BatchShape) -> int:
         if not self.is_split(shape):
             return self._whole.duration_ps(shape)
-        pair = [self._half([lane.duration_ps(half) for lane in self._lanes]) for half in halves(shape)]
+        pair = [self._half([lane.duration_ps(half) for lane in self._lanes]) for half in self._halves(shape)]
         device = round(self._device(pair, shape))
         self._hidden += round(sum(half.compute + half.messages for half in pair)) - device
         return step_ticks(*self._launched(shape), device)
@@ -155,7 +161,7 @@ class OverlapCostModel:
         tables = self._tables
         if not self.is_split(shape):
             return explain(tables.graph, tables.timer, shape)
-        parts = [explain(tables.graph, tables.timer, half) for half in halves(shape)]
+        parts = [explain(tables.graph, tables.timer, half) for half in self._halves(shape)]
         pair = [self._half(_by_lane(part)) for part in parts]
         device, messages = self._device(pair, shape), sum(half.messages for half in pair)
         shown = (device - sum(half.compute for half in pair)) / messages if messages else 0.0
@@ -178,6 +184,9 @@ class OverlapCostModel:
             total.add(lane.usage(), 1)
         total.bound_s["communication"] -= self._hidden / PS_PER_S
         return total
+
+    def _halves(self, shape: BatchShape) -> tuple[BatchShape, BatchShape]:
+        return halves(shape, self._tables.graph.shard.dp)
 
     def _half(self, lanes: Sequence[float]) -> Half:
         """The half with these times of `_LANES`; of mixers the part in layers with experts."""

@@ -3,7 +3,8 @@
 A recording is JSON, optionally gzipped: `engine`, `version`, and `cases` of
 
     config    engine arguments as in `EngineSpec`, and `num_blocks` KV blocks; ignore_eos: the engine is told that
-              answers have their full length (SGLang), as they do here
+              answers have their full length (SGLang), as they do here; `num_encoded`: other engines have encoded the
+              images with a content below it
     requests  arrival [step], prompt and output [tokens], priority, abort [step]; the first `shared` prompt tokens are
               common to its `group`; `accepted`: drafted tokens accepted by each verification; `load`: leading tokens in
               another engine's KV cache, which arrive within the step that needs them or, with `load_steps`, so many
@@ -15,7 +16,8 @@ A recording is JSON, optionally gzipped: `engine`, `version`, and `cases` of
               With `kv_offload` in the config, `load_steps`: outcomes that its loads from the host take
     steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan; a
               fourth number repeats the grants for so many further steps, each after the last. A grant of 0 tokens: KV
-              of that many tokens starts to arrive from another engine. SGLang's omit steps without decisions
+              of that many tokens starts to arrive from another engine. A negative one, with `ec_role` in the config:
+              an image of that many tokens is encoded. SGLang's omit steps without decisions
 
 Each step makes one plan, then takes the outcome of the oldest plan in flight; async scheduling plans before the
 previous outcome is known, as vLLM's `step_with_batch_queue`."""
@@ -192,6 +194,7 @@ def _features_of(case: RecordedCase) -> list[str]:
         "KV transfer": config.get("kv_role"),
         "LoRA": config.get("enable_lora"),
         "images": any(request.images for request in case.requests),
+        "encode pools": config.get("ec_role"),
         "KV offloading": config.get("kv_offload"),
         "pooling": config.get("runner") == "pooling",
         "encoder": config.get("kv_cache") == "off",
@@ -219,9 +222,8 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
     if extras.kv_role is not None or extras.kv_offload is not None:
         config = replace(config, defers_frees=spec.defers_frees)
     if extras.encoder_budget:
-        rules = EncoderRules(
-            extras.encoder_budget, extras.encoder_cache_size, extras.whole_images, spec.async_scheduling
-        )
+        sizes = extras.encoder_budget, extras.encoder_cache_size
+        rules = EncoderRules(*sizes, extras.whole_images, spec.async_scheduling, spec.mm_encoder_only)
         config = replace(config, encoder=rules)
     estimates, transfers, offload = config.estimates, _Transfers(case), extras.kv_offload
     blocks = kv_block_manager(
@@ -235,7 +237,7 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
     if estimates is not None:
         config = replace(config, estimates=replace(estimates, ends_early=not extras.ignore_eos))
     scheduler = scheduler_for(config, blocks)
-    known = _requests_of(case, spec, has_hashes=spec.enable_prefix_caching or extras.kv_offload is not None)
+    known = _requests_of(case, spec, extras)
     for request in known.values():
         if extras.kv_offload is None:
             transfers.prepare(request)
@@ -280,7 +282,7 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
             plan = scheduler.plan(step)
             transfers.begin(plan.loads)
             if plan or plan.preempted or estimates is None:
-                yield _as_step(step, plan, scheduler, under_way)
+                yield _as_step(step, plan, scheduler, under_way, has_encoded=extras.ec_role is not None)
             under_way.append(plan)
             is_empty = not plan
         if is_empty or len(under_way) == most_under_way:
@@ -333,6 +335,8 @@ class _Extras(Spec):
     encoder_budget: int = Field(default=0, ge=0)  # tokens of images in a step, and cached at once
     encoder_cache_size: int = Field(default=0, ge=0)
     whole_images: bool = False  # --disable-chunked-mm-input
+    ec_role: Literal["ec_producer", "ec_consumer", "ec_both"] | None = None
+    num_encoded: int = Field(default=0, ge=0)
     kv_offload: _RecordedOffload | None = None
 
     @property
@@ -408,15 +412,15 @@ def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[En
         raise SpecError(f"config.{first_problem(error)}") from None
 
 
-def _requests_of(case: RecordedCase, spec: EngineSpec, has_hashes: bool) -> dict[int, Request]:
+def _requests_of(case: RecordedCase, spec: EngineSpec, extras: _Extras) -> dict[int, Request]:
     """Requests by number, in order of arrival, then number."""
-    result = {}
+    result, has_hashes = {}, spec.enable_prefix_caching or extras.kv_offload is not None
     order = sorted(range(len(case.requests)), key=lambda i: (case.requests[i].arrival, i))
     for place, number in enumerate(order):
         recorded = case.requests[number]
         num_full = recorded.prompt // spec.block_size if has_hashes else 0
         num_shared = min(recorded.shared // spec.block_size, num_full)
-        images = tuple(EncoderInput(*image) for image in recorded.images)
+        images = tuple(EncoderInput(*image, None, image[2] < extras.num_encoded) for image in recorded.images)
         hashes: tuple[Hashable, ...] = tuple(
             (
                 "group",
@@ -436,7 +440,7 @@ def _requests_of(case: RecordedCase, spec: EngineSpec, has_hashes: bool) -> dict
     return result
 
 
-def _as_step(step: int, plan: StepPlan, scheduler: Scheduler, under_way: Iterable[StepPlan]) -> Step:
+def _as_step(step: int, plan: StepPlan, scheduler: Scheduler, under_way: Iterable[StepPlan], has_encoded: bool) -> Step:
     """`plan` as recorded: drafts under verification count as computed."""
     drafting = [other for other in under_way if other.draft_depths or other.padded]
     behind = {request: drafted for other in drafting for request, drafted in _drafted(other)}
@@ -447,6 +451,8 @@ def _as_step(step: int, plan: StepPlan, scheduler: Scheduler, under_way: Iterabl
     chunks = [(grant.request.request_id, grant.num_computed_tokens, grant.num_new_tokens) for grant in plan.chunks]
     loads = [request for request in plan.loads if request.status is not RequestStatus.RUNNING]
     chunks += [(request.request_id, request.num_computed_tokens, 0) for request in loads]
+    encoded = plan.encoded if has_encoded else ()
+    chunks += [(request.request_id, item.offset, -item.num_tokens) for request, item in encoded]
     return step, sorted(decodes + chunks), sorted(request.request_id for request in plan.preempted)
 
 
@@ -477,7 +483,11 @@ def _in_words(step: Step | None, other: Step | None) -> str:
         return "no further plan"
     known = ({tuple(grant) for grant in other[1]}, set(other[2])) if other is not None else (set(), set())
     grants = [
-        f"{n} tokens of request {i} behind {computed}" if n else f"{computed} tokens of request {i} begin to come"
+        f"{n} tokens of request {i} behind {computed}"
+        if n > 0
+        else f"{-n} tokens of request {i} behind {computed} encoded"
+        if n
+        else f"{computed} tokens of request {i} begin to come"
         for i, computed, n in step[1]
         if (i, computed, n) not in known[0]
     ]

@@ -426,7 +426,8 @@ def _assumed(result: PlanResult, winner: Finalist) -> list[Block]:
 
 
 def _short_label(option: Replicas) -> str:
-    return f"{option.replicas} x {option.candidate.layout.label}"
+    split = option.candidate.split.replace(" to ", " : ")
+    return f"{option.replicas} x {option.candidate.layout.label}{split and f', {split}'}"
 
 
 def _options(result: PlanResult, winner: Finalist) -> Table:
@@ -438,8 +439,7 @@ def _options(result: PlanResult, winner: Finalist) -> Table:
         options = [*options[: _NUM_OPTIONS - 1], cheapest]
 
     def label(option: Finalist) -> Line:
-        ratio, text = option.candidate.ratio, _short_label(option)
-        text += "" if ratio is None else f", {ratio[0]} prefill : {ratio[1]} decode"
+        text = _short_label(option)
         return Span(f"> {text}", "strong") if option is winner else f"  {text}"
 
     columns: Columns[Finalist] = [

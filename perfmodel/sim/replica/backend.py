@@ -233,6 +233,7 @@ def shape_of(plan: StepPlan, ahead: int | None = None, samples_parts: bool = Fal
             plan.num_adapter_tokens,
             tuple([item.grid for _, item in plan.encoded]) if plan.encoded else (),
             plan.num_masks,
+            plan.first_half,
         ),
     )
 

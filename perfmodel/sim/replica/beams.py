@@ -48,6 +48,7 @@ class BeamSearch:
         self._env, self._width, self._block_size, self._seed, self._route = env, width, block_size, seed, route
         self._ids = count(_FIRST_ID)
         self._searches: dict[int, _Search] = {}  # by the numbers of requests under way
+        self.num_answers = 0.0  # that have come, their parts among them
 
     def add(self, request: Request) -> None:
         """Begin the search for the answer to `request`."""
@@ -66,6 +67,7 @@ class BeamSearch:
         if search.left:
             return None
         search.num_tokens += 1
+        self.num_answers += 1 / asked.max_output_tokens
         if search.num_tokens < asked.max_output_tokens:
             self._go_on(search)
             return None

@@ -94,18 +94,46 @@ class PromptBalance:
 class RankPadding(NamedTuple):
     """Tokens up to which ranks are padded to the largest one: in steps that only decode, and in those with prompts.
 
-    CUDA graphs, and exchanges in them, have one size on all ranks; padding is routed to experts like other tokens."""
+    CUDA graphs, and exchanges in them, have one size on all ranks; padding is routed to experts like other tokens.
+
+    sizes:        of CUDA graphs
+    cut_from:     tokens from which steps of both kinds are cut in two; halves_alike: see `EngineDescription`"""
 
     decodes: int = 0
     prompts: int = 0
+    sizes: Sequence[int] = ()
+    cut_from: tuple[int, int] | None = None
+    halves_alike: bool = False
 
     def group_tokens(self, plans: Sequence[StepPlan], num_ranks: int, num_like_these: int) -> int:
         """Tokens of a group of `num_ranks`, of which `num_like_these` are simulated, in the step of `plans`."""
         tokens = [plan.num_tokens for plan in plans]
         most = max(tokens, default=0)
-        if most <= (self.prompts if any(plan.chunks for plan in plans) else self.decodes):
+        is_padded = most <= (self.prompts if any(plan.chunks for plan in plans) else self.decodes)
+        if is_padded or self.first_half(plans, num_like_these) > 0:
             return most * num_ranks
         return sum(tokens) * num_ranks // num_like_these
+
+    def first_half(self, plans: Sequence[StepPlan], num_ranks: int) -> int:
+        """`BatchShape.first_half` of each of `num_ranks` in the step of `plans`; those without one idle.
+
+        Source: vLLM 0.30.0, v1/worker/dp_utils.py (`_post_process_ubatch`) and ubatch_utils.py; SGLang 0.5.23,
+        batch_overlap/two_batch_overlap.py (`TboDPAttentionPreparer`)."""
+        if self.cut_from is None or not plans:
+            return 0
+        kinds = [bool(plan.chunks) for plan in plans]
+        if any(plan.num_tokens < self.cut_from[kind] for plan, kind in zip(plans, kinds, strict=True)):
+            return -1
+        if not self.halves_alike:
+            return 0 if len(set(kinds)) == 1 else -1
+        half = max(map(self._padded, plans)) // 2
+        return half if len(plans) == num_ranks and min(plan.num_tokens for plan in plans) > half else -1
+
+    def _padded(self, plan: StepPlan) -> int:
+        """Tokens of `plan` with those that fill up its CUDA graph."""
+        tokens, place = plan.num_tokens, bisect_left(self.sizes, plan.num_tokens)
+        is_captured = tokens <= (self.prompts if plan.chunks else self.decodes) and place < len(self.sizes)
+        return self.sizes[place] if is_captured else tokens
 
 
 UNPADDED = RankPadding()
@@ -261,9 +289,11 @@ class Lockstep:
         active = [(rank, plan) for rank, plan in zip(ranks, plans, strict=True) if plan is not None]
         if len(ranks) > 1:
             size = self._size or len(ranks)
-            group_tokens = self._padding.group_tokens([plan for _, plan in active], size, len(ranks))
-            for _, plan in active:
-                plan.group_tokens = group_tokens
+            working = [plan for _, plan in active]
+            group_tokens = self._padding.group_tokens(working, size, len(ranks))
+            first_half = self._padding.first_half(working, len(ranks))
+            for plan in working:
+                plan.group_tokens, plan.first_half = group_tokens, first_half
         return active
 
     def _max_leap(self) -> int:

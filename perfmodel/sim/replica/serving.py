@@ -97,7 +97,8 @@ def _encoder_rules(scenario: Scenario) -> EncoderRules | None:
     if scenario.traffic.images is None or vision is None:
         return None
     budget = max(engine.max_num_batched_tokens, vision.max_tokens, ImagePlan(scenario).longest)
-    return EncoderRules(budget, budget, engine.disable_chunked_mm_input, engine.plans_ahead)
+    is_whole, is_alone = engine.disable_chunked_mm_input, engine.mm_encoder_only
+    return EncoderRules(budget, budget, is_whole, engine.plans_ahead, is_alone)
 
 
 def engine_scheduler_config(engine: EngineSpec, max_model_len: int) -> SchedulerConfig:
@@ -225,7 +226,9 @@ def build_locksteps(
     `num_ranks` counts the simulated ranks of a replica; experts see the whole group's tokens."""
     together = num_ranks if graph.has_group else 1
     timeout = engine.attention_dp_timeout_iters if together > 1 else 0
-    padding = RankPadding(*engine.padded_rank_tokens)
+    facts = engine.described.facts
+    sizes = facts.graphs.sizes_up_to(engine.captured_tokens)
+    padding = RankPadding(*engine.padded_rank_tokens, sizes, engine.overlap_from, facts.batching.halves_alike)
     leaper = backend if can_leap and backend.can_leap else None
     locksteps: list[Lockstep] = []
     for _ in range(num_engines // together):

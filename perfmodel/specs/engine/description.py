@@ -163,6 +163,9 @@ class BatchingRules(Spec):
     samples_parts:     logits are computed for a prompt's part that does not end it, too; else for its end alone
     pads_ranks:        data-parallel ranks that step together are padded to the tokens of the largest of them: in CUDA
                        graphs alone, or in every step unless no graphs are captured
+    halves_alike:      where steps are cut in two, the first half of each data-parallel rank has as many tokens: half of
+                       the largest's, padded; no rank is cut where one idles, is below its threshold or has no second
+                       half. Else each is cut in its own middle where all that have work have prompts, or none has
     defers_frees:      an engine that takes KV from others and has several plans under way preempts no request of a plan
                        that is, since that may still write its blocks
     estimates:         how those that run count when another request is to be admitted; none: by the blocks they hold
@@ -189,6 +192,7 @@ class BatchingRules(Spec):
     loads_need_slot: bool = False
     samples_parts: bool = False
     pads_ranks: Literal["in_graphs", "always"] = "in_graphs"
+    halves_alike: bool = False
     defers_frees: bool = False
     chunks_prompts: bool = True  # a prompt may be computed in several steps
     whole_prompts_raise_budget: bool = False  # without chunks, the default token budget is at least max_model_len

@@ -145,12 +145,45 @@ def test_a_decode_pool_pays_for_the_devices_of_both_kinds():
     assert decode["energy_j"] >= 32 * 0.9 * summary["duration"] * 50  # idle alone
 
 
-def test_steps_with_prompts_are_refused():
-    costs = step_costs(scenario())
-    with pytest.raises(UnsupportedError, match=r"a step with prompts under engine\.afd_config"):
-        costs.estimate(BatchShape(100, 1, ((100, 0),)))
-    with pytest.raises(UnsupportedError, match=r"a step with prompts under engine\.afd_config"):
-        sim.simulate(scenario("traffic.num_requests=2"))
+@given(st.lists(st.tuples(st.integers(6, 5000), st.integers(0, 3000)), min_size=1, max_size=3), st.integers(0, 64))
+def test_micro_batches_have_the_prompts_work_between_them(prefills, num_decodes):
+    """Tokens, and pairs of queries and keys, of all micro-batches are the step's, but for what is rounded up."""
+    tokens = num_decodes + sum(new for new, _ in prefills)
+    shape = BatchShape(tokens, len(prefills) + num_decodes, tuple(prefills), num_decodes, 1000 * num_decodes)
+    count, batch, everyone = step_costs(scenario()).cost_model()._micro_batches(shape)
+    assert count == 3
+    assert tokens <= count * batch.num_tokens <= tokens + count * (len(prefills) + 1)
+    assert everyone.num_tokens == 16 * batch.num_tokens
+
+    def pairs(rows):
+        return sum(new * cached + new * (new + 1) / 2 for new, cached in rows)
+
+    slack = sum(count * (new + cached) + 2 * new for new, cached in prefills)
+    assert abs(count * pairs(batch.prefills) - pairs(prefills)) <= slack
+
+
+def test_prompts_take_the_plain_step_on_one_device_of_each_kind_and_hide_messages_on_several():
+    """As for decodes; three micro-batches of a prompt take less than one, and no less than the busiest kind alone."""
+    alone = {"num_ffn_servers": 1, "ffn_tensor_parallel_size": 1, "num_afd_stages": 1}
+    prompt = BatchShape(2000, 1, ((2000, 500),))
+    estimate = step_costs(scenario(*LONE, f"engine.afd_config={json.dumps(alone)}")).estimate(prompt)
+    whole = step_costs(scenario(*LONE, "engine.afd_config=null")).estimate(prompt)
+    messages = sum(row.duration_s for row in estimate.rows if row.work.message is not None)
+    assert estimate.duration_s - messages == pytest.approx(whole.duration_s, rel=1e-6)
+    prompt = BatchShape(16_000, 4, ((4000, 0),) * 4)
+    one, three = (step_costs(scenario(f"engine.afd_config.num_afd_stages={n}")).estimate(prompt) for n in (1, 3))
+    assert three.duration_s < one.duration_s
+    assert three.duration_s > 3 * max(three.pipeline.stage_s)
+
+
+def test_engines_that_answer_alone_have_feed_forward_devices_too():
+    """Prompts and decodes of a unified pool; a preempted request is computed again."""
+    few = ("traffic.num_requests=8", "traffic.arrivals={process: burst}", "engine.num_gpu_blocks_override=200")
+    prompts, answers = (f"traffic.{name}_tokens={{distribution: fixed, value: 900}}" for name in ("input", "output"))
+    tight = scenario(*few, prompts, answers)
+    summary = sim.simulate(tight.with_({"engine.data_parallel_size": 1, "engine.profile": "vllm"})).summary
+    assert summary["completed"] == 8
+    assert summary["preemptions"] > 0
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ SMALL = {
 QUICK = {
     *("vllm_0.32.0", "vllm_0.25.1", "vllm_0.30.0_async-speculation", "llama.cpp_11549"),
     *("vllm_0.30.0_images", "vllm_0.30.0_offload", "vllm_0.30.0_pooling", "vllm_0.30.0_shapes", "vllm_0.30.0_suffix"),
+    "vllm_0.30.0_encode-pools",
 }
 
 

@@ -160,6 +160,17 @@ WRONG_RULES = {
             "keeps images to the end": Wrong(EncoderCache.release, "inputs[number].end <= num_done", "False"),
         },
     ),
+    "vllm_0.30.0_encode-pools": (
+        (105, 1),
+        {
+            "counts what others encode": Wrong(EncoderCache.fit, "0 if item.is_external else", ""),
+            "encodes what others have": Wrong(plans._requests_of, "image[2] < extras.num_encoded", "False"),
+            "keeps what it has encoded to its last step": Wrong(Scheduler.apply, "encoder.is_alone", "encoder is None"),
+            "stops before images of others": Wrong(
+                EncoderCache.fit, "item.num_tokens > budget_left", "num_chosen > self._budget_left"
+            ),
+        },
+    ),
     "vllm_0.30.0_shapes": (
         (105, 1),
         {

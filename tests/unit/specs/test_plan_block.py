@@ -48,6 +48,7 @@ def test_ratios_are_read_and_none_means_replicas_that_do_both() -> None:
             "plan: {space: {disaggregation: ['1-1']}}\n",
             r"mine\.yaml:9: .*'1-1'; expected prefill:decode .* 2:1",
         ),
+        ("plan: {space: {encoders: ['1']}}\n", r"mine\.yaml:9: .*'1'; expected encode:other .* 2:1"),
         ("plan: {space: {max_num_seqs: [64, 64]}}\n", r"mine\.yaml:9: .*got 64 twice"),
         ("plan: {max_gpus: 2, space: {replicas: [3]}}\n", r"mine\.yaml:9: plan: .*at least 3 with max_gpus=2"),
         ("plan: {space: {tensor_paralel_size: [2]}}\n", r"mine\.yaml:9: .*Did you mean 'tensor_parallel_size'"),

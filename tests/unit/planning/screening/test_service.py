@@ -274,6 +274,7 @@ def test_slots_and_engine_counts_of_candidates() -> None:
         kv_transfer=scenario.cluster.kv_transfer,
     )
     fields = {"layout": layout, "prefill_layout": layout, "prefill": None, "max_num_batched_tokens": 2048}
+    fields |= {"encoders": None, "num_behind_encoders": 1}
     memory = SimpleNamespace(max_batch=lambda context: 100 if context == 1050 else 0)
     cases = [(64, (2, 3), 6, 64, 4), (256, (2, 3), 6, 100, 4), (256, None, 2, 100, 0)]
     candidates: Any = [

@@ -9,7 +9,6 @@ from perfmodel.engine import EncoderInput, EncoderRules, KVBlockManager, Request
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.vision import ImageGrid
 from perfmodel.ops.work import BatchShape
-from perfmodel.planning.search import make_plan
 from perfmodel.sim import RunResult, simulate
 from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
 from perfmodel.sim.fleet.encoding import EncodingServer, feature_bytes
@@ -178,6 +177,33 @@ def test_what_encode_pools_do_not_go_with_is_refused(change: str, sentence: str)
         load(change)
 
 
-def test_a_plan_refuses_them() -> None:
-    with pytest.raises(PerfmodelError, match="plans size no encode pools"):
-        make_plan(NAME)
+def test_loads_of_one_prompt_take_no_budget_together() -> None:
+    """A step encodes 100 tokens at most. A prompt with three images of 100 from elsewhere comes in one step all the
+    same, also if the last is encoded here; behind one that is encoded here no image is within what is left."""
+    config = SchedulerConfig(max_model_len=4096, encoder=EncoderRules(100, 1000, is_ahead=False))
+    for own, length in (((), 330), ((2,), 330), ((1,), 230)):
+        scheduler, request = Scheduler(config, KVBlockManager(1000, 16)), Request(0, 0, 330, 1)
+        request.encoder_inputs = tuple(
+            EncoderInput(110 * number + 10, 100, number, None, number not in own) for number in range(3)
+        )
+        scheduler.add(request)
+        plan = scheduler.plan(0)
+        assert [grant.num_new_tokens for grant in plan.chunks] == [length]
+        assert len(plan.encoded) == len(own)
+
+
+def test_an_image_that_two_steps_share_is_done_with_the_first() -> None:
+    """60 of 100 tokens a step: the encoder runs in the first, and planned ahead the request ends with it; else with the
+    second, as its outcome is known before the rest is planned. No request ends twice."""
+    for is_ahead, ends in ((True, 0), (False, 1)):
+        rules = EncoderRules(200, 200, is_ahead=is_ahead, is_alone=True)
+        scheduler = Scheduler(SchedulerConfig(max_num_batched_tokens=60, encoder=rules), KVBlockManager(100, 16))
+        request = Request(0, 0, 100, 1)
+        request.encoder_inputs = (EncoderInput(0, 100, "a"),)
+        scheduler.add(request)
+        plans, finished = [scheduler.plan(0)], list[list[Request]]()
+        for step in range(2):
+            plans += [scheduler.plan(step)] if is_ahead or step else []
+            finished.append(scheduler.apply(plans[step], step))
+        assert finished == [[request] if step == ends else [] for step in range(2)]
+        assert not scheduler.has_requests

@@ -15,6 +15,7 @@ from perfmodel.planning.search import make_plan
 from perfmodel.serve.emulator import Emulator
 from perfmodel.sim import simulate
 from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.replica.beams import BeamSearch
 from perfmodel.specs import Scenario, load_scenario
@@ -47,6 +48,22 @@ def test_each_token_of_each_beam_computes_its_last_block(width: int, prompt: int
     assert computed(run) == 6 * by_hand(width, prompt, answer)
     asked = prompt + width * sum(range(prompt + 1, prompt + answer))
     assert run.summary["prefix_cache_hit_rate"] == pytest.approx(1 - by_hand(width, prompt, answer) / asked)
+
+
+def test_progress_is_that_of_tokens_since_answers_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20 answers as long as each other most is reported before the first is whole, and all at the end."""
+    reported: list[int] = []
+    at_first: list[int] = []
+    add_request = Collector.add_request
+
+    def added(self: Collector, request: Request, engine: int) -> None:
+        at_first.append(reported[-1])
+        add_request(self, request, engine)
+
+    monkeypatch.setattr(Collector, "add_request", added)
+    simulate(scenario(4, number=20), progress=lambda done, total: reported.append(done))
+    assert at_first[0] >= 18
+    assert reported == list(range(1, 21))
 
 
 def test_without_a_prefix_cache_every_token_computes_all_before_it() -> None:
