@@ -97,3 +97,28 @@ def test_a_price_says_that_it_is_a_share():
     scenario = load_scenario("llama-3.1-8b-a100", ["hardware=h100:3g.40gb", "price.usd_per_gpu_hour={h100: 4}"])
     assert "2 USD per device hour of h100-sxm-80gb:3g.40gb" in price_lines(scenario)[0]
     assert "0.5 of h100-sxm-80gb" in price_lines(scenario)[0]
+
+
+def test_slices_of_a_card_share_its_pcie_when_kv_moves():
+    """Three prompts of equal length, computed at once on three slices, leave together: each transfer gets a third of
+    the card's PCIe (here of 100 MB/s, beside which their prefills end at the same time), so takes three times as long
+    as one alone. Seven 1g slices fill one card, 14 two."""
+
+    def transfers(count, replicas=(3, 4), *more):
+        pools = zip(("prefill", "decode"), replicas, strict=True)
+        listed = ", ".join(f"{{role: {role}, replicas: {number}, hardware: h100:1g.10gb}}" for role, number in pools)
+        changes = ["model=llama-3.2-1b", "engine.max_model_len=4096", f"cluster.pools=[{listed}]", *more]
+        changes += (f"traffic.{name}_tokens={{distribution: fixed, value: 1024}}" for name in ("input", "output"))
+        changes += (
+            "traffic.arrivals={process: burst}",
+            f"traffic.num_requests={count}",
+            "cluster.kv_transfer.bandwidth_bytes_per_s=1e8",
+        )
+        result = simulate(load_scenario("llama-3.1-8b-a100", changes))
+        return result.summary["kv_transfer"]["mean_ms"], " ".join(result.notes)
+
+    (alone, notes), (together, _) = transfers(1), transfers(3)
+    assert together == pytest.approx(3 * alone, rel=0.03)
+    assert "PCIe of 1 card: at most 0.1 GB/s one way" in notes
+    assert "PCIe of 2 cards: at most 0.2 GB/s" in transfers(1, (7, 7))[1]
+    assert "PCIe" not in transfers(1, (3, 4), "cluster.kv_transfer.shared=true")[1]
