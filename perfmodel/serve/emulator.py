@@ -220,7 +220,8 @@ class Emulator:
         now = self.clock.catch_up(arrived)
         if replica is not None and not self.is_up(replica):
             raise ReplicaDownError(f"replica {replica} is not up; ask another, or wait until it has started")
-        if order.num_prompt_tokens + order.num_output_tokens > self.max_model_len:
+        is_vector = self.scenario.model.pooling is not None  # which takes no room
+        if order.num_prompt_tokens + order.num_output_tokens > self.max_model_len + is_vector:
             excess = f"a prompt of {order.num_prompt_tokens} and {order.num_output_tokens} to generate are more"
             raise beyond_context(self.max_model_len, excess, "shorten the prompt or ask for fewer")
         request = Request(next(self._numbers), now, *order[:4])  # counts, blocks, priority
