@@ -141,9 +141,7 @@ def print_json(document: Any) -> None:
     sys.stdout.write(json.dumps(to_jsonable(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
-def progress_line(
-    what: str, done: int, total: int | None, passed_s: float, first: tuple[int, float] = (0, 0.0)
-) -> str:
+def progress_line(what: str, done: int, total: int | None, passed_s: float, first: tuple[int, float] = (0, 0.0)) -> str:
     """`simulating: 400 of 1,600, about 30 s left`, from what was done since `first` (how many, at which second): the
     first of a burst of answers says nothing of those right behind it."""
     from perfmodel.report.numbers import format_duration

@@ -13,7 +13,6 @@ from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.cluster import Cluster, ExecutedEngines
-from perfmodel.sim.fleet.kv_transfer import pcie_of_slices
 from perfmodel.sim.fleet.pool import BasisOf, remembered_basis
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import RequestColumns
@@ -106,12 +105,15 @@ def _engine_notes(cluster: Cluster) -> Iterator[str]:
     num_compiled, num_waits = sum(own.num_compiled for own in compilers), sum(own.num_waits for own in compilers)
     if num_compiled:
         yield f"{num_compiled:,} grammars of answers were compiled, for which {num_waits:,} requests waited."
-    pcie = pcie_of_slices(cluster.scenario) if cluster.transfers is not None else None
-    if pcie is not None:
-        yield (
-            f"Slices of GPUs move KV through the host, over the PCIe of {pcie[0]} card{'s'[: pcie[0] - 1]}: at most "
-            f"{pcie[1] / 1e9:.3g} GB/s one way; give kv_transfer.shared and its fabric_bandwidth_bytes_per_s for more."
-        )
+    if cluster.transfers is not None:
+        from perfmodel.sim.fleet.kv_transfer import pcie_of_slices
+
+        if (pcie := pcie_of_slices(cluster.scenario)) is not None:
+            cards = f"{pcie[0]} card{'s'[: pcie[0] - 1]}"
+            yield (
+                f"Slices of GPUs move KV through the host, over the PCIe of {cards}: at most {pcie[1] / 1e9:.3g} GB/s "
+                f"one way; give kv_transfer.shared and its fabric_bandwidth_bytes_per_s for more."
+            )
 
 
 def entrance_of(scenario: Scenario) -> Scenario:
