@@ -141,13 +141,16 @@ def print_json(document: Any) -> None:
     sys.stdout.write(json.dumps(to_jsonable(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
-def progress_line(what: str, done: int, total: int | None, passed_s: float) -> str:
-    """`simulating: 400 of 1,600, about 30 s left`, from what `passed_s` seconds have done."""
+def progress_line(what: str, done: int, total: int | None, passed_s: float, first: tuple[int, float] = (0, 0.0)) -> str:
+    """`simulating: 400 of 1,600, about 30 s left`, from what was done since `first` (how many, at which second): the
+    first of a burst of answers says nothing of those right behind it."""
     from perfmodel.report.numbers import format_duration
 
     if not done or not total:
         return f"{what}: {format_duration(passed_s)} so far"
-    left_s = passed_s * max(total - done, 0) / done
+    if done == first[0] < total:
+        return f"{what}: {done:,} of {total:,}, {format_duration(passed_s)} so far"
+    left_s = (passed_s - first[1]) * max(total - done, 0) / max(done - first[0], 1)
     return f"{what}: {done:,} of {total:,}, about {format_duration(left_s)} left"
 
 
@@ -156,14 +159,17 @@ def progress_lines(what: str, every_s: float = 10.0) -> Iterator[Progress]:
     """A callback `(done, total)`, and a line on stderr about it every `every_s` seconds: for pipes and log files."""
     begun, is_over = time.monotonic(), threading.Event()
     known: tuple[int, int | None] = 0, None
+    first: tuple[int, float] | None = None
 
     def update(done: int, total: int | None) -> None:
-        nonlocal known
+        nonlocal known, first
+        if first is None or done < known[0]:
+            first = done, time.monotonic() - begun
         known = done, total
 
     def speak() -> None:
         while not is_over.wait(every_s):
-            say(progress_line(what, *known, time.monotonic() - begun))
+            say(progress_line(what, *known, time.monotonic() - begun, first or (0, 0.0)))
 
     speaker = threading.Thread(target=speak, daemon=True)
     speaker.start()

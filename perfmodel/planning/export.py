@@ -5,7 +5,7 @@ those that vendors' device plugins advertise."""
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 from perfmodel.errors import SpecError
 from perfmodel.files.atomic_write import atomic_write_all
 from perfmodel.files.yaml_loader import Positions, dump_yaml
+from perfmodel.models.model_changes import ModelChanges
 from perfmodel.planning.finalist import Finalist, Job
 from perfmodel.planning.operations import dashboard, operations_manifest
 from perfmodel.planning.result import JobPlan, PlanResult
 from perfmodel.planning.runs import carried_cluster, requests_with_failures
 from perfmodel.planning.service import at_rate
-from perfmodel.specs.cluster import PoolSpec
+from perfmodel.specs.cluster import ClusterSpec, PoolSpec
 from perfmodel.specs.commands.description import DynamoRules, ServingRules, load_command, serving_command
 from perfmodel.specs.commands.server import engine_arguments, engine_options, left_out_fields
 from perfmodel.specs.hardware import HardwareSpec
@@ -261,7 +262,7 @@ def compose_file(scenario: Scenario, heading: Sequence[str] = ()) -> str:
             }
             device += num_devices
     text = dump_yaml(json.loads(json.dumps({"services": services, "volumes": {"weights": {}}})))
-    return "".join(f"# {line}\n" for line in heading[:1]) + text
+    return "".join(f"# {line}\n" for line in heading) + text
 
 
 def dynamo_manifest(scenario: Scenario, heading: Sequence[str] = ()) -> str:
@@ -332,14 +333,33 @@ def serve_commands(result: PlanResult, winner: Finalist) -> list[str]:
 
 def start_lines(scenario: Scenario) -> list[str]:
     """The same, of any scenario."""
+    return [*(f"# {line}" for line in _unsaid(scenario)), *_lines(scenario)]
+
+
+def _unsaid(scenario: Scenario) -> Iterator[str]:
+    """What the scenario has and no argument of its servers says."""
+    for server in pool_servers(scenario):
+        if names := [f"engine.{name}" for name in left_out_fields(server.pool.engine, scenario.model, server.command)]:
+            yield f"No argument of {server.title} says: {', '.join(names)}."
+    around = {
+        "model_changes": scenario.model_changes != ModelChanges(),
+        "prompt_compression": scenario.prompt_compression is not None,
+        "traffic.adapters, by name and path": scenario.traffic.adapters is not None,
+        "cluster.router": scenario.cluster.router != ClusterSpec().router,
+        "cluster.gateway": scenario.cluster.gateway is not None,
+        "cluster.host": scenario.cluster.host is not None,
+    }
+    if names := [name for name, is_given in around.items() if is_given]:
+        yield f"Not in these files, and to be set up beside them: {', '.join(names)}."
+
+
+def _lines(scenario: Scenario) -> list[str]:
     lines = []
     for server in pool_servers(scenario):
         nodes = server.rules.nodes if server.num_nodes > 1 else None
         lines.append(f"# {server.title}{f', {server.num_nodes} nodes {nodes.says}' if nodes else ''}")
         if server.problem:
             lines.append(f"# {server.problem} The line is {server.rules.start[0]}'s.")
-        if names := [f"engine.{name}" for name in left_out_fields(server.pool.engine, scenario.model, server.command)]:
-            lines.append(f"# no argument says: {', '.join(names)}")
         words = server.words(None)
         lines.append(words[2] if words[0] == "sh" else shlex.join(words))
     return lines
@@ -412,7 +432,7 @@ class _Planned(NamedTuple):
 # File -> its text; an empty one is not written
 FILES: dict[str, Callable[[_Planned], str]] = {
     "serve.sh": lambda plan: "\n".join(
-        ["#!/bin/sh", *(f"# {line}" for line in plan.heading[1:]), *start_lines(plan.scenario), ""]
+        ["#!/bin/sh", *(f"# {line}" for line in plan.heading[1:]), *_lines(plan.scenario), ""]
     ),
     "kubernetes.yaml": lambda plan: kubernetes_manifest(plan.scenario, plan.heading),
     "compose.yaml": lambda plan: compose_file(plan.scenario, plan.heading),
@@ -429,8 +449,9 @@ def plan_files(result: PlanResult) -> dict[str, str]:
     winner = result.winner
     if winner is None:
         return {}
-    heading = [f"{winner.label}, chosen by `perfmodel plan`.", *_not_here(result, winner)]
-    plan = _Planned(result, winner, result.base.load(as_overrides(_choices(result, winner))), heading)
+    scenario = result.base.load(as_overrides(_choices(result, winner)))
+    heading = [f"{winner.label}, chosen by `perfmodel plan`.", *_not_here(result, winner), *_unsaid(scenario)]
+    plan = _Planned(result, winner, scenario, heading)
     written = {name: text for name, write in FILES.items() if (text := write(plan))}
     named = {f"{result.scenario.name}-planned.yaml": _scenario_yaml(result, winner)}
     return {**written, **named, **_device_files(result, winner)}

@@ -41,7 +41,7 @@ class Layout:
 
     choices:  fields set by the plan, as `--set` names them
     scenario: the base scenario with them, one unified replica
-    cluster:  kept from the base scenario: router, network, KV transfer"""
+    cluster:  kept from the base scenario: router, network, KV transfer, host"""
 
     choices: Mapping[str, Any]
     scenario: Scenario
@@ -418,7 +418,7 @@ def _in_words(value: Any) -> str:
 
 
 _SCHEDULE = {"max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"}
-_KEPT = {"router", "kv_transfer", "ec_transfer", "network"}  # of the scenario's cluster, whatever the plan makes of it
+_KEPT = {"router", "kv_transfer", "ec_transfer", "network", "host"}  # of the cluster, whatever the plan makes of it
 
 
 class _Candidates:
@@ -522,7 +522,7 @@ class _Candidates:
             raise _RefusedError(f"prefill and decode pools: {_sentence(error)}") from None
 
     def _layout(self, choices: dict[str, Any]) -> Layout:
-        around = {name: self._cluster[name] for name in ("router", "network") if name in self._cluster}
+        around = {name: value for name, value in self._cluster.items() if name != "kv_transfer"}
         try:
             scenario = self._base.load(as_overrides({**choices, "cluster": around}))
         except UnsupportedError as error:

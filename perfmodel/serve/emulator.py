@@ -169,6 +169,8 @@ class Emulator:
             raise SpecError(f"{scenario.name}: got traffic.beam_width; a server's clients ask for beams, leave it out.")
         if any(pool.role == "encode" for pool in scenario.pools):
             raise SpecError(f"{scenario.name}: requests that a server is sent have no images; leave encode pools out.")
+        if any(pool.engine.afd_config is not None and pool.role != "decode" for pool in scenario.pools):
+            raise SpecError(f"{scenario.name}: got engine.afd_config where prompts are read; give it to a decode pool.")
         env = PacedEnvironment()
         self.scenario = scenario
         self.clock = PacedClock(env, speed, on_late=on_late, on_slowed=on_slowed, on_error=on_error)
@@ -220,7 +222,8 @@ class Emulator:
         now = self.clock.catch_up(arrived)
         if replica is not None and not self.is_up(replica):
             raise ReplicaDownError(f"replica {replica} is not up; ask another, or wait until it has started")
-        if order.num_prompt_tokens + order.num_output_tokens > self.max_model_len:
+        is_vector = self.scenario.model.pooling is not None  # which takes no room
+        if order.num_prompt_tokens + order.num_output_tokens > self.max_model_len + is_vector:
             excess = f"a prompt of {order.num_prompt_tokens} and {order.num_output_tokens} to generate are more"
             raise beyond_context(self.max_model_len, excess, "shorten the prompt or ask for fewer")
         request = Request(next(self._numbers), now, *order[:4])  # counts, blocks, priority

@@ -3,15 +3,16 @@
 Source: `ZmqEventPublisher` of vLLM 0.28. Each engine has a PUB socket, at the port of the endpoint plus its number. A
 message has three parts: the topic, a sequence number (8 bytes, big-endian) and a batch in msgpack: the Unix time, the
 events of a step, the data-parallel rank. Since 0.24 (pull request 42892) an event is a map with its `type`; before, it
-was an array. Hashes are integers of 64 bits, as vLLM publishes them by default. Whoever has missed something asks the
-ROUTER socket for all from a number on, and gets what is still in the buffer."""
+was an array. Hashes are integers of 64 bits, as vLLM publishes them by default. Adapters count from 1, in the order
+of `--lora-modules` (`OpenAIServingModels`), and their names are extra keys of their blocks. Whoever has missed
+something asks the ROUTER socket for all from a number on, and gets what is still in the buffer."""
 
 import time
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Mapping, Sequence
 from hashlib import blake2b
 from threading import Event, Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -55,6 +56,11 @@ def _at(endpoint: str, number: int) -> str:
     raise SpecError(f"{endpoint} is no endpoint of ZeroMQ; name one like tcp://*:5557, ipc:///tmp/kv or inproc://kv")
 
 
+class _Content(NamedTuple):
+    token_ids: Sequence[int]
+    adapter: tuple[int, str] | None  # its number and name
+
+
 class _Rank:
     """What one engine has to say: a `BlockListener` of its blocks, and the sockets that it is said on."""
 
@@ -65,10 +71,10 @@ class _Rank:
         topic: str,
         buffer_steps: int,
         kinds: Mapping[str, Any],
-        tokens: Mapping[Hashable, Sequence[int]],
+        known: Mapping[Hashable, _Content],
     ) -> None:
         self.scheduler, self.blocks = engine.loop.scheduler, engine.loop.scheduler.blocks
-        self.number, self.topic, self.kinds, self.tokens = number, topic.encode(), kinds, tokens
+        self.number, self.topic, self.kinds, self.known = number, topic.encode(), kinds, known
         self.events: list[Any] = []
         self.sequence = 0
         self.sent: deque[tuple[bytes, bytes]] = deque(maxlen=buffer_steps)
@@ -78,8 +84,9 @@ class _Rank:
 
     def on_stored(self, contents: Sequence[Hashable], parent: Hashable | None, group: int) -> None:
         span, is_chunk = self.spans[group]
-        has_all = all(content in self.tokens for content in contents)
-        tokens = [token for content in contents for token in self.tokens[content]] if has_all else []
+        known = [self.known[content] for content in contents if content in self.known]
+        tokens = [token for block in known for token in block.token_ids] if len(known) == len(contents) else []
+        lora_id, lora_name = known[0].adapter if known and known[0].adapter is not None else (None, None)
         kind = "chunked_local_attention" if is_chunk else "sliding_window"
         self.events.append(
             self.kinds["BlockStored"](
@@ -87,10 +94,10 @@ class _Rank:
                 parent_block_hash=None if parent is None else external_hash(parent),
                 token_ids=tokens,
                 block_size=self.blocks.block_size,
-                lora_id=None,
+                lora_id=lora_id,
                 medium="GPU",
-                lora_name=None,
-                extra_keys=[None] * len(contents),
+                lora_name=lora_name,
+                extra_keys=[None if lora_name is None else (lora_name,)] * len(contents),
                 group_idx=group,
                 kv_cache_spec_kind=kind if span is not None else "full_attention",
                 kv_cache_spec_sliding_window=span,
@@ -145,14 +152,14 @@ class KvEvents(Observer):
         address = endpoint.lstrip("@>")
         is_open = "*" in address or "::" in address or not address.startswith("tcp:")
         self._binds = endpoint[:1] == "@" or (endpoint[:1] != ">" and is_open)
-        self._tokens: OrderedDict[Hashable, Sequence[int]] = OrderedDict()
+        self._known: OrderedDict[Hashable, _Content] = OrderedDict()
         kinds = {
             name: msgspec.defstruct(name, fields, tag=name, array_like=are_arrays, omit_defaults=True, gc=False)
             for name, fields in _FIELDS.items()
         }
         self._ranks = {
             engine.index: _Rank(
-                engine, number, topic.replace("{replica}", str(position)), buffer_steps, kinds, self._tokens
+                engine, number, topic.replace("{replica}", str(position)), buffer_steps, kinds, self._known
             )
             for position, replica in enumerate(emulator.replicas)
             for number, engine in enumerate(replica.ranks)
@@ -166,15 +173,16 @@ class KvEvents(Observer):
         self.endpoints: list[str] = []  # of the engines, as they are once started
         self.replay_endpoints: list[str] = []
 
-    def remember(self, block_hash: Hashable, token_ids: Sequence[int]) -> None:
-        """The block with this identity in `Order.block_hashes` holds these tokens: say so when it is stored.
+    def remember(self, block_hash: Hashable, token_ids: Sequence[int], adapter: tuple[int, str] | None = None) -> None:
+        """The block with this identity in `Order.block_hashes` holds these tokens, under the LoRA adapter of this
+        number and name: say so when it is stored.
 
         The oldest are forgotten when there are more than all engines have blocks for, and some. Events of blocks that
         nobody has told of have no token ids."""
-        self._tokens[block_hash] = token_ids
-        self._tokens.move_to_end(block_hash)
-        if len(self._tokens) > self._most_tokens:
-            self._tokens.popitem(last=False)
+        self._known[block_hash] = _Content(token_ids, adapter)
+        self._known.move_to_end(block_hash)
+        if len(self._known) > self._most_tokens:
+            self._known.popitem(last=False)
 
     def start(self) -> None:
         """Open the sockets, and follow the engines from now on."""
@@ -248,7 +256,9 @@ class KvEvents(Observer):
 
     def on_arrived(self, request: Request) -> None:
         """See `Observer`: what its blocks hold is published when they are stored."""
-        tokens, size = self._emulator.params_of(request.request_id).token_ids, self._emulator.block_size
-        if tokens is not None:
+        params, size = self._emulator.params_of(request.request_id), self._emulator.block_size
+        name, place = params.adapter, request.adapter
+        adapter = None if name is None or place is None else (place + 1, name)
+        if (tokens := params.token_ids) is not None:
             for number, block_hash in enumerate(request.block_hashes):
-                self.remember(block_hash, tokens[number * size : (number + 1) * size].tolist())
+                self.remember(block_hash, tokens[number * size : (number + 1) * size].tolist(), adapter)

@@ -231,7 +231,8 @@ class GenerationLimits(NamedTuple):
     keeps_stop:     whether the text has what it ended at
     seed:           of its content: equal requests with equal seeds have equal answers
     is_continued:   it goes on with the prompt's text, and does not begin a text of its own
-    guide:          the shape that its text has"""
+    guide:          the shape that its text has
+    is_vector:      it takes no room in the context"""
 
     max_tokens: int | None = None
     default_max_tokens: int | None = None
@@ -243,6 +244,7 @@ class GenerationLimits(NamedTuple):
     seed: int | None = None
     is_continued: bool = False
     guide: Guide | None = None
+    is_vector: bool = False
 
 
 class LimitError(WorkloadError):
@@ -320,7 +322,7 @@ class AnswerWriter:
     def _num_tokens(self, wanted: GenerationLimits, num_prompt_tokens: int, number: int) -> tuple[int, bool]:
         """Tokens to generate, and whether the answer would go on."""
         longest, least = self._max_model_len, wanted.min_tokens
-        room = longest - num_prompt_tokens
+        room = longest - num_prompt_tokens + wanted.is_vector
         if room < 1:
             excess = f"the prompt has {num_prompt_tokens}, which leaves no room for an answer"
             raise beyond_context(longest, excess, "shorten the prompt")

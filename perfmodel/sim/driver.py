@@ -105,6 +105,15 @@ def _engine_notes(cluster: Cluster) -> Iterator[str]:
     num_compiled, num_waits = sum(own.num_compiled for own in compilers), sum(own.num_waits for own in compilers)
     if num_compiled:
         yield f"{num_compiled:,} grammars of answers were compiled, for which {num_waits:,} requests waited."
+    if cluster.transfers is not None:
+        from perfmodel.sim.fleet.kv_transfer import pcie_of_slices
+
+        if (pcie := pcie_of_slices(cluster.scenario)) is not None:
+            cards = f"{pcie[0]} card{'s'[: pcie[0] - 1]}"
+            yield (
+                f"Slices of GPUs move KV through the host, over the PCIe of {cards}: at most {pcie[1] / 1e9:.3g} GB/s "
+                f"one way; give kv_transfer.shared and its fabric_bandwidth_bytes_per_s for more."
+            )
 
 
 def entrance_of(scenario: Scenario) -> Scenario:

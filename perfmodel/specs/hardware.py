@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag
 
 from perfmodel.files import units
 from perfmodel.files.base import CheckedSpec, FileName, Spec
@@ -94,14 +94,25 @@ _Prices = Annotated[
 
 
 def _by_own_names(given: float | dict[str, float]) -> float | dict[str, float]:
-    """Normalise h100 to h100-sxm-80gb; paths stay."""
+    """Normalise h100 to h100-sxm-80gb, also before a slice's profile; paths stay."""
     if not isinstance(given, dict):
         return given
-    return {device.name if (device := named(name)) else name: usd for name, usd in given.items()}
+    split = [(name.partition(":"), usd) for name, usd in given.items()]
+    return {(card.name if (card := named(head)) else head) + sep + profile: usd for (head, sep, profile), usd in split}
 
 
 _PricesByDevice = Annotated[_Prices, AfterValidator(_by_own_names)]
 _Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _usd_of(given: float | dict[str, float] | None, device: "HardwareSpec") -> float | None:
+    """USD `given` for all devices alike, or for `device` by name; a slice costs its share of its card unless named."""
+    if not isinstance(given, dict) or device.name in given:
+        return given[device.name] if isinstance(given, dict) else given
+    usd_of_card = given.get(device.card)
+    return None if usd_of_card is None else usd_of_card * device.share_of_card
+
+
 HOURS_PER_YEAR = 365.25 * 24
 
 
@@ -147,9 +158,9 @@ class Owned(Spec):
     residual_share: _Share = 0.0
     upkeep_share_per_year: NonNegativeFloat = 0.0
 
-    def usd_per_hour(self, device: str) -> float | None:
+    def usd_per_hour(self, device: "HardwareSpec") -> float | None:
         """USD per hour of `device`, in use or not; None without a purchase price."""
-        usd = self.purchase_usd.get(device) if isinstance(self.purchase_usd, dict) else self.purchase_usd
+        usd = _usd_of(self.purchase_usd, device)
         yearly = (1 - self.residual_share) / self.years + self.upkeep_share_per_year
         return None if usd is None else usd * yearly / HOURS_PER_YEAR
 
@@ -194,10 +205,12 @@ class PriceOverride(CheckedSpec):
         if sum(shares) > 1 + 1e-9:
             yield f"got shares of {' and '.join(map('{:g}'.format, shares))}; expected reserved and spot of at most 1"
 
-    def usd_of(self, device: str) -> float | None:
-        """USD per hour of `device` without discounts; None where the list price holds."""
-        given = self.usd_per_gpu_hour
-        return given.get(device) if isinstance(given, dict) else given
+    def price_of(self, device: "HardwareSpec") -> Price | None:
+        """The given price of `device` without discounts; None where the list's holds."""
+        given, usd = self.usd_per_gpu_hour, _usd_of(self.usd_per_gpu_hour, device)
+        is_share = isinstance(given, dict) and device.name not in given
+        source = f"{OWN}; {device.share_of_card:.3g} of {device.card}" if is_share else OWN
+        return None if usd is None else Price(source=source, usd_per_hour=usd, kind=self.kind)
 
     def mixed(self, price: Price) -> Price:
         """The mean of reserved, spot and other devices whose hour costs `price` without discounts."""
@@ -393,6 +406,7 @@ class HardwareSpec(CheckedSpec):
     power_cap_w: PositiveFloat | None = None
     network: NetworkSpec | None = None
     host: HostSpec | None = None
+    _share_of_card: float = PrivateAttr(1.0)
 
     def _conflicts(self) -> Iterator[str]:
         if self.declared.memory[0].bandwidth_bytes_per_s is None:
@@ -406,6 +420,16 @@ class HardwareSpec(CheckedSpec):
     def is_slice(self) -> bool:
         """Whether it is a slice of a device."""
         return ":" in self.name
+
+    @property
+    def card(self) -> str:
+        """The device that it is, or is a slice of."""
+        return self.name.partition(":")[0]
+
+    @property
+    def share_of_card(self) -> float:
+        """What it costs of its card: 1 of a whole device."""
+        return self._share_of_card
 
     def sliced(self, profile: str) -> "HardwareSpec":
         """Its slice of this MIG `profile`: shares of compute units and memory, no link to other slices; power and price
@@ -446,7 +470,9 @@ class HardwareSpec(CheckedSpec):
         if price is not None:
             usd, source = price.usd_per_hour * cost, f"{price.source}; {cost:.3g} of {self.name}"
             share["price"] = price.model_copy(update={"usd_per_hour": usd, "source": source})
-        return self.model_copy(update=share)
+        result = self.model_copy(update=share)
+        result._share_of_card = cost
+        return result
 
     @property
     def memory_bytes(self) -> float:

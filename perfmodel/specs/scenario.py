@@ -25,7 +25,7 @@ from perfmodel.specs.engine.devices import refuse_missing_units, refuse_to_start
 from perfmodel.specs.engine.formats import auto_dtype
 from perfmodel.specs.engine.pooling import answer_conflicts, pooling_defaults, with_pooling
 from perfmodel.specs.engine.spec import EngineSpec, PromptCompression
-from perfmodel.specs.hardware import OWN, HardwareSpec, NetworkSpec, Price, PriceOverride, Site
+from perfmodel.specs.hardware import HardwareSpec, NetworkSpec, Price, PriceOverride, Site
 from perfmodel.specs.scenario_source import ScenarioSource
 from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 from perfmodel.specs.traffic import ONE_TOKEN, ExpertRouting, Sampling, Traffic
@@ -437,8 +437,7 @@ def price_in_use(hardware: HardwareSpec, override: PriceOverride | None = None) 
     """Hourly device price: the scenario's, else the file's or the list's."""
     if override is None:
         return hardware.price
-    usd = override.usd_of(hardware.name)
-    price = hardware.price if usd is None else Price(source=OWN, usd_per_hour=usd, kind=override.kind)
+    price = override.price_of(hardware) or hardware.price
     return None if price is None else override.mixed(price)
 
 

@@ -4,14 +4,17 @@ import json
 import stat
 import subprocess
 import sys
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
-from perfmodel.errors import PerfmodelError
+from perfmodel.errors import PerfmodelError, SpecError, UnsupportedError
 from perfmodel.report.runs import read_requests, read_steps
 from perfmodel.sim import Workload
 from perfmodel.specs import load_scenario
@@ -234,3 +237,59 @@ def test_where_no_server_answers_is_one_sentence():
         execute_on("vllm:http://127.0.0.1:9", small(), "tiny-llama")
     with pytest.raises(PerfmodelError, match="without a path and without TLS"):
         execute_on("vllm:https://127.0.0.1", small(), "tiny-llama")
+
+
+@contextmanager
+def listing_server(*cards):
+    """A server on loopback that lists `cards` as models and answers at once; (its target, the bodies it was sent)."""
+    bodies = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def answer(self, text):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def do_GET(self):
+            self.answer(json.dumps({"data": cards, "version": "0.31.0"}))
+
+        def do_POST(self):
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            token = json.dumps({"choices": [{"token_ids": [1]}]})
+            self.answer(f"data: {token}\n\n" * bodies[-1]["max_tokens"])
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"vllm:http://127.0.0.1:{server.server_port}", bodies
+        server.shutdown()
+
+
+CARDS = ({"id": "base", "parent": None}, {"id": "law", "parent": "base"}, {"id": "code", "parent": "base"})
+ADAPTERS = ("engine.enable_lora=true", "engine.max_loras=2", "traffic.adapters={count: 2, share: 0.7}")
+
+
+def test_a_server_is_asked_for_the_adapter_that_a_request_names():
+    scenario = small(*ADAPTERS)
+    with listing_server(*CARDS) as (target, bodies):
+        execute_on(target, scenario, "tiny-llama")
+        numbers = [request.adapter for request in Workload(scenario).requests()]
+        expected = sorted("base" if number is None else ("law", "code")[number] for number in numbers)
+        assert set(expected) == {"base", "law", "code"}
+        assert sorted(body["model"] for body in bodies) == expected
+        with pytest.raises(SpecError, match="got 3 adapters, and the server lists 2; start it with --enable-lora"):
+            execute_on(target, small(*ADAPTERS, "traffic.adapters.count=3"), "tiny-llama")
+
+
+@pytest.mark.parametrize("target", ["vllm", "vllm:http://127.0.0.1:9"])
+@pytest.mark.parametrize("change", ["structured_outputs={count: 2}", "beam_width=2"])
+def test_vllm_is_not_asked_plainly_for_what_is_more_than_text(target, change):
+    with pytest.raises(UnsupportedError, match="vLLM is asked for plain text only; leave it out"):
+        execute_on(target, small(f"traffic.{change}"), "tiny-llama")
+
+
+def test_an_engine_is_not_given_weights_of_adapters():
+    with pytest.raises(UnsupportedError, match="adapters, whose weights an engine is not given here; ask a server"):
+        execute_on("vllm", small(*ADAPTERS), "tiny-llama")

@@ -27,12 +27,15 @@ _WHERE_GIVEN = (
     *("disable_hybrid_kv_cache_manager", "enforce_eager", "enable_expert_parallel"),
 )
 _NOT_ARGUMENTS = {"profile", "calibration", "version", "num_gpu_blocks_override", "speculative_config", "split_kv"}
+# Of adapters, whose weights only a server that runs has
+_LORA = {"enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules"}
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
 
-def refuse_unserved(scenario: Scenario) -> None:
-    """Raises UnsupportedError for what vLLM's engine has no argument for, or one engine does not serve."""
-    engine = scenario.engine
+def refuse_unserved(scenario: Scenario, is_running: bool = False) -> None:
+    """Raises UnsupportedError for what vLLM's engine has no argument for, one engine does not serve, or no request
+    says. is_running: a server that has been started, with its own arguments"""
+    engine, traffic = scenario.engine, scenario.traffic
     name = engine.described.description.name
     if name != ENGINE:
         raise _unserved(f"got engine {name}, which --on vllm does not run; set it to vllm", "engine.profile")
@@ -41,10 +44,20 @@ def refuse_unserved(scenario: Scenario) -> None:
         raise _unserved("got several replicas or data-parallel ranks; expected one engine of one group", "cluster")
     if scenario.model_changes != ModelChanges() or scenario.prompt_compression is not None:
         raise _unserved("got a changed model or prompts, which vLLM does not make; leave it out", "model_changes")
-    if scenario.traffic.prompts is not None:
+    if traffic.prompts is not None:
         raise _unserved("got prompts from a text; expected drawn ones; leave it out", "traffic.prompts")
-    plain = EngineSpec()
-    for field in sorted(engine.model_fields_set - {*_ALWAYS, *_WHERE_GIVEN, *_NOT_ARGUMENTS}):
+    for name, is_given in (
+        ("images", traffic.images is not None),
+        ("structured_outputs", traffic.structured_outputs is not None),
+        ("beam_width", traffic.beam_width > 1),
+    ):
+        if is_given:
+            raise _unserved("vLLM is asked for plain text only; leave it out", f"traffic.{name}")
+    if traffic.adapters is not None and not is_running:
+        way_out = "ask a server that has them (--on vllm:http://HOST:PORT), or leave them out"
+        raise _unserved(f"got adapters, whose weights an engine is not given here; {way_out}", "traffic.adapters")
+    plain, passed = EngineSpec(), {*_ALWAYS, *_WHERE_GIVEN, *_NOT_ARGUMENTS, *(_LORA if is_running else ())}
+    for field in sorted(engine.model_fields_set - passed):
         if (value := getattr(engine, field)) != getattr(plain, field):
             raise _unserved(f"got {value!r}, for which vLLM has no argument; leave it out", f"engine.{field}")
     config = engine.speculative_config

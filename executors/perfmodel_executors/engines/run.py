@@ -51,10 +51,11 @@ def execute_on(
 
 def execute_all_on(target: str, runs: Sequence[OnEngine], progress: Progress | None = None) -> list[RunResult]:
     """The same of several scenarios, one after another: those with equal arguments on one engine, started once."""
-    for run in runs:
-        vllm_arguments.refuse_unserved(run.scenario)
     _, _, place = target.partition(":")
-    if place.startswith(("http://", "https://")):
+    is_running = place.startswith(("http://", "https://"))
+    for run in runs:
+        vllm_arguments.refuse_unserved(run.scenario, is_running)
+    if is_running:
         from perfmodel_executors.engines.server import execute_on_server
 
         return [execute_on_server(place, run.scenario, progress, run.out) for run in runs]
@@ -151,10 +152,6 @@ def _job(scenarios: Sequence[Scenario], arguments: dict[str, Any]) -> dict[str, 
     longest = min(Workload(scenarios[0]).max_model_len - 8, engine.max_num_batched_tokens)
     loads = []
     for scenario in scenarios:
-        if scenario.traffic.images is not None:
-            raise PerfmodelError(f"{scenario.name} has traffic.images, which are not executed; leave them out.")
-        if scenario.traffic.beam_width > 1:
-            raise PerfmodelError(f"{scenario.name} has traffic.beam_width, which is not executed; leave it out.")
         workload, sampling = Workload(scenario), vllm_arguments.sampling_arguments(scenario)
         chains = list(_chains(scenario, workload))
         loads.append({"sampling": sampling, "chains": chains, "concurrency": workload.concurrency})

@@ -79,10 +79,16 @@ class _Client:
 
 
 async def _serve(client: _Client, scenario: Scenario, progress: Progress | None, out: Path | None) -> RunResult:
-    model = (await client.get("/v1/models"))["data"][0]["id"]
+    cards, adapters = (await client.get("/v1/models"))["data"], scenario.traffic.adapters
+    model, names = cards[0]["id"], [card["id"] for card in cards if card.get("parent")]
+    if adapters is not None and adapters.count > len(names):
+        raise SpecError(
+            f"traffic.adapters: got {adapters.count} adapters, and the server lists {len(names)}; start it with "
+            f"--enable-lora and all of them in --lora-modules, or lower the count."
+        )
     version = str((await client.get("/version")).get("version", ""))
     with Collector(out, has_turns=scenario.traffic.has_conversations) as collector:
-        await _Run(client, scenario, model, collector, progress).serve()
+        await _Run(client, scenario, (model, names), collector, progress).serve()
     facts = {"versions": {"vllm": version}, "url": f"http://{client.host}", "model": model}
     requests = collector.requests()
     asked, hit = int(requests.num_prompt_tokens.sum()), int(requests.num_cached_tokens.sum())
@@ -97,9 +103,14 @@ async def _serve(client: _Client, scenario: Scenario, progress: Progress | None,
 
 class _Run:
     def __init__(
-        self, client: _Client, scenario: Scenario, model: str, collector: Collector, progress: Progress | None
+        self,
+        client: _Client,
+        scenario: Scenario,
+        models: tuple[str, list[str]],  # the model, its adapters
+        collector: Collector,
+        progress: Progress | None,
     ) -> None:
-        self._client, self._collector, self._model, self._progress = client, collector, model, progress
+        self._client, self._collector, self._models, self._progress = client, collector, models, progress
         self._workload, self._clock = Workload(scenario), WallClock()
         self._arrivals = client_of(self._clock.env, self._workload, lambda _: self)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,8 +145,9 @@ class _Run:
                 task.result()
 
     async def _ask(self, request: Request) -> None:
+        model, adapters = self._models
         body = {
-            "model": self._model,
+            "model": model if request.adapter is None else adapters[request.adapter],
             "prompt": self._store.of(request),
             "max_tokens": request.max_output_tokens,
             "ignore_eos": True,

@@ -8,6 +8,7 @@ selection"). Runs are chosen one after another, each the shortest of those that 
 intervals will be is told by the rule of the fit (`server_fit`), which trusts few runs less: as it would have them where
 runs left out are off by the noise."""
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from perfmodel.cost.calibrations.draws import NUM_SCORES, Z_P90
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.server_fit import ENOUGH_REQUESTS, FEWEST_FOR_INTERVALS, OVERLOADED, PER_SLOT, UserServerFit
 from perfmodel.evidence.observation import Floats, Progress, reported
-from perfmodel.evidence.predict.bench import UNSTATED
+from perfmodel.evidence.predict.bench import NEVER_SENT, UNSTATED
 from perfmodel.sim import RunResult, simulate
 from perfmodel.sim.records.ensemble import Ensemble, design
 from perfmodel.specs.scenario import Scenario
@@ -108,7 +109,8 @@ def suggest_runs(
     words = ["perfmodel", "calibrate", "--from", *files, "--scenario", source, "--name", "my-server", "--engine"]
     words.append(scenario.engine.described.description.name)
     # The suggested requests are of random text, for the model itself.
-    without = (f"traffic.{name}=null" for name in UNSTATED if getattr(scenario.traffic, name) is not None)
+    plain = {**UNSTATED, **NEVER_SENT}.items()
+    without = (f"traffic.{key}={json.dumps(value)}" for key, value in plain if getattr(scenario.traffic, key) != value)
     for text in (*(text for text in overrides if not text.startswith("traffic")), *without):
         words += ["--set", text]
     return Suggestion(scenario.name, _shares(now), tuple(runs), shlex.join(words))

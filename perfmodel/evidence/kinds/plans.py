@@ -226,6 +226,12 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
         rules = EncoderRules(*sizes, extras.whole_images, spec.async_scheduling, spec.mm_encoder_only)
         config = replace(config, encoder=rules)
     estimates, transfers, offload = config.estimates, _Transfers(case), extras.kv_offload
+    for number, recorded in enumerate(case.requests if offload is not None else ()):
+        if given := {"load", "loaded", "send_steps"} & recorded.model_fields_set:
+            raise SpecError(
+                f"request {number}: got {min(given)} beside config.kv_offload; transfers from and to other engines are "
+                f"not replayed with a tier of one's own, leave one of the two out"
+            )
     blocks = kv_block_manager(
         spec,
         extras.num_blocks,

@@ -31,7 +31,9 @@ _ASSUMED = "assumed"
 _COUNTS = ("engine.tensor_parallel_size", "engine.max_num_seqs", "engine.max_num_batched_tokens")
 _MAX_REQUESTS = 4000  # of a run whose requests are all alike: its means have long settled
 _PER_SLOT = 10  # requests of a closed loop, likewise
-UNSTATED = ("prefix", "adapters", "images")  # of requests: no file of a load tool has them
+# What no file of a load tool says of requests, and what these, one answer each, never have; as it is when left out
+UNSTATED = {**dict.fromkeys(("prefix", "adapters", "images", "structured_outputs")), "priorities": (), "classes": ()}
+NEVER_SENT = {"samples_per_prompt": 1, "beam_width": 1, "rollouts": None, "conversations": None}
 _PROCESSES = {1.0: "poisson", 0.0: "constant"}  # by the gaps' coefficient of variation
 
 
@@ -92,11 +94,17 @@ def bench_scenario(run: Observation, given: GivenSetup, folder: Path) -> tuple[S
     images, which are drawn. Raises SpecError if the model or device is unknown."""
     source = given.scenario if given.scenario is not None else as_text(_data(run, given))
     own = _given_traffic(given)
-    unstated = {name: value for name in UNSTATED if own is not None and (value := getattr(own, name)) is not None}
+    for name, plain in NEVER_SENT.items() if own is not None else ():
+        if getattr(own, name) != plain:
+            raise SpecError(
+                f"{run.name}: got traffic.{name}, and a load tool's requests stand alone, with one answer each; leave "
+                f"it out."
+            )
+    unstated = own.model_dump(mode="json", include={*UNSTATED}, exclude_none=True) if own is not None else {}
     if "images" in unstated:
         run = replace(run, requests=None)
     traffic = {**_lengths(run, own), **_arrivals(run)}
-    traffic |= {name: value.model_dump(mode="json", exclude_none=True) for name, value in unstated.items()}
+    traffic |= unstated
     if run.requests is not None:
         path = write_trace(run.requests, folder / f"{len(list(folder.iterdir()))}.jsonl")
         traffic |= {"trace": {"path": str(path), "format": "jsonl"}, "num_requests": len(run.requests)}
@@ -244,8 +252,8 @@ def _facts(run: Observation, scenario: Scenario, given: GivenSetup) -> Iterator[
     else:
         groups = f", in {prefix.num_groups:,} groups" if prefix.num_groups > 1 else ""
         yield ConfigFact("prompts", f"share {prefix.shared_tokens:,} tokens{groups}", users)
-    for name in UNSTATED[1:]:
-        if getattr(scenario.traffic, name) is not None:
+    for name, plain in UNSTATED.items():
+        if name != "prefix" and getattr(scenario.traffic, name) != plain:
             yield ConfigFact(name, "the traffic's", users)
     if run.requests is not None:
         yield ConfigFact("lengths", "of each request", "the file")

@@ -476,4 +476,4 @@ class EmbeddingBody(GenerationBody):
 
     def wanted(self) -> GenerationLimits:
         """As of a `GenerationBody`: what is returned of each counts as one token."""
-        return GenerationLimits(max_tokens=1, ignore_eos=True)
+        return GenerationLimits(max_tokens=1, ignore_eos=True, is_vector=True)

@@ -226,7 +226,7 @@ class Generation:
             if most > longest:
                 text = f"truncate_prompt_tokens: got {most}; expected at most {longest}"
                 raise HttpError(400, text, "BadRequestError", "truncate_prompt_tokens")
-            most = longest - 1 if most < 0 else most
+            most = longest - 1 + wanted.is_vector if most < 0 else most
             prompts = [prompt[max(len(prompt) - most, 0) :] for prompt in prompts]
         asked: list[AskedAnswer] = []
         num_tokens = 0

@@ -23,7 +23,7 @@ from perfmodel.cost import ServerFit
 from perfmodel.engine import Request, RequestStatus
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.gateway import Entrance
-from perfmodel.sim.fleet.kv_transfer import Fabric, KvTransfers, TransferCost, transfer_cost
+from perfmodel.sim.fleet.kv_transfer import Fabric, KvTransfers, TransferCost, pcie_of_slices, transfer_cost
 from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, Pool
 from perfmodel.sim.replica.replica import EngineRank, FrontEnd
 from perfmodel.specs.scenario import Scenario
@@ -264,4 +264,6 @@ def kv_transfers(env: TickEnvironment, scenario: Scenario) -> KvTransfers:
         first = next(pool for pool in scenario.pools if pool.role == "prefill")
         own = spec.link_of(first.hardware or scenario.hardware).bandwidth_bytes_per_s
         fabric = Fabric(env, spec.fabric_bandwidth_bytes_per_s or own)
+    elif (pcie := pcie_of_slices(scenario)) is not None:
+        fabric = Fabric(env, pcie[1])
     return KvTransfers(env, spec.layerwise, fabric)

@@ -95,7 +95,7 @@ def _owned(cluster: Cluster) -> tuple[float, float] | None:
     price, usd, watts = cluster.scenario.price, 0.0, 0.0
     for pool in cluster.pools:
         device = pool.scenario.hardware
-        hourly = None if price is None or price.owned is None else price.owned.usd_per_hour(device.name)
+        hourly = None if price is None or price.owned is None else price.owned.usd_per_hour(device)
         if hourly is None:
             return None
         fleet = None if cluster.dynamic is None else cluster.dynamic.fleet_of(pool)

@@ -56,7 +56,8 @@ def _read(data: Mapping[str, Any]) -> Scaler:
         if _at(spec, "idleReplicaCount") is not None:
             notes.append(f"Not read: {name}: idleReplicaCount")
     else:
-        fields |= {"min_replicas": _at(spec, "minReplicas") or 1, "max_replicas": _at(spec, "maxReplicas") or 1}
+        fewest = _at(spec, "minReplicas")  # a given 0 (feature gate HPAScaleToZero) is refused in words by the scenario
+        fields |= {"min_replicas": 1 if fewest is None else fewest, "max_replicas": _at(spec, "maxReplicas") or 1}
         behavior = _at(spec, "behavior")
     if behavior is not None or not is_keda:
         fields["hpa"] = {} if behavior is None else {"behavior": behavior}

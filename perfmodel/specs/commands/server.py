@@ -432,7 +432,12 @@ def _sglang_settings(settings: Settings, engine: EngineSpec) -> Settings:
     shares, tokens = engine.data_parallel_size, engine.max_num_batched_tokens
     ranks, running = engine.tensor_parallel_size * shares, settings.get("max-running-requests")
     chunk = -1 if not engine.enable_chunked_prefill else tokens and tokens * shares
-    of_ranks = {"data-parallel-size": shares, "enable-dp-attention": True} if shares > 1 else {}
+    of_ranks: Settings = {"data-parallel-size": shares, "enable-dp-attention": True} if shares > 1 else {}
+    offload = engine.kv_offload
+    gigabytes = 0 if offload is None else int(offload.capacity_bytes // 1e9)  # whole ones; 0 is SGLang's for a ratio
+    if offload is not None and gigabytes:
+        of_ranks |= {"enable-hierarchical-cache": True, "hicache-size": gigabytes}
+        of_ranks["hicache-write-policy"] = offload.write_policy
     return {
         **{"tensor-parallel-size": ranks, **of_ranks, "max-running-requests": running and running * shares},
         "chunked-prefill-size": chunk,
@@ -500,6 +505,8 @@ def _unsaid_of_offload(engine: EngineSpec, command: str) -> Iterator[str]:
         stands_for: Settings = {}
         if command == "vllm":
             stands_for = _OFFLOADED if engine.speculative_config is None else _OFFLOADED | {"load": "step"}
+        elif command == "sglang":
+            stands_for = {"write_policy": engine.kv_offload.write_policy}
         plain = KvOffload(capacity_bytes=engine.kv_offload.capacity_bytes, **stands_for)
         yield from (f"kv_offload.{name}" for name, value in engine.kv_offload if value != getattr(plain, name))
 

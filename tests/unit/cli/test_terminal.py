@@ -45,17 +45,21 @@ def test_the_time_left_is_proportional_to_the_progress():
     """A quarter in 10 s leaves 30 s; before any progress no remaining time is shown."""
     assert progress_line("simulating", 25, 100, 10.0) == "simulating: 25 of 100, about 30 s left"
     assert progress_line("simulating", 1000, 1000, 10.0) == "simulating: 1,000 of 1,000, about 0 s left"
+    # Of a burst nothing is answered for 16 s, then a quarter a second.
+    assert progress_line("simulating", 1, 100, 16.0, first=(1, 16.0)) == "simulating: 1 of 100, 16 s so far"
+    assert progress_line("simulating", 51, 100, 18.0, first=(1, 16.0)) == "simulating: 51 of 100, about 1.96 s left"
     assert progress_line("screening", 0, None, 20.0) == "screening: 20 s so far"
 
 
 def test_long_work_reports_its_progress_in_a_pipe(capsys):
     """One line per interval, and none after the end."""
     with progress_lines("simulating", every_s=0.02) as update:
-        update(1, 2)
+        update(1, 3)
+        update(2, 3)
         time.sleep(0.5)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) >= 2
-    assert all(line.startswith("simulating: 1 of 2, about ") for line in lines)
+    assert all(line.startswith("simulating: 2 of 3, about ") for line in lines)
     time.sleep(0.1)
     assert not capsys.readouterr().err
 

@@ -145,3 +145,13 @@ def test_an_argument_that_we_do_not_know_is_a_note(tmp_path: Path) -> None:
     report = validate_plans(str(_written(tmp_path, case)))
     assert (report.rows, report.covered) == (1, 0)
     assert "max_lorys" in report.notes[0]
+
+
+@pytest.mark.parametrize("given", [{"load": 4}, {"loaded": 4}, {"send_steps": 2}])
+def test_transfers_beside_offloading_are_a_note(tmp_path: Path, given: dict[str, int]) -> None:
+    """They were ignored, and plans without them compared."""
+    config = {**SMALL["config"], "kv_offload": {"num_blocks": 8}}
+    case = {**SMALL, "config": config, "requests": [{**SMALL["requests"][0], **given}]}
+    report = validate_plans(str(_written(tmp_path, case)))
+    assert (report.rows, report.covered) == (1, 0)
+    assert f"request 0: got {min(given)} beside config.kv_offload" in report.notes[0]

@@ -79,6 +79,9 @@ def test_the_command_names_runs_that_a_load_tool_takes(suggestion):
     assert sglang.then.endswith("--engine sglang --set engine.profile=sglang")
     repeated = load_scenario(SCENARIO, ["traffic.prefix={shared_tokens: 99}"])  # random prompts share nothing
     assert suggest_runs(repeated, SCENARIO).then.endswith("--engine vllm --set traffic.prefix=null")
+    several = load_scenario(SCENARIO, ["traffic.samples_per_prompt=2", "traffic.priorities=[0, 1]"])  # else refused
+    plain = "--engine vllm --set 'traffic.priorities=[]' --set traffic.samples_per_prompt=1"
+    assert suggest_runs(several, SCENARIO).then.endswith(plain)
     loop = ("--set", "traffic.num_requests=40", "--set", "traffic.arrivals={process: closed_loop, concurrency: 8}")
     closed = CliRunner().invoke(app, ["calibrate", "--suggest", "--scenario", SCENARIO, "--json", *loop])
     assert all("--max-concurrency" in run["command"] for run in json.loads(closed.stdout)["runs"])

@@ -10,11 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
+from perfmodel.errors import SpecError
 from perfmodel.evidence.kinds.bench import _figure, validate_bench
 from perfmodel.evidence.predict.bench import GivenSetup, bench_scenario
 from perfmodel.evidence.sources.bench import read_bench_files
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
+from perfmodel.specs.scenario_source import as_text
 
 DATA = Path(__file__).parents[2] / "data" / "bench"
 SCENARIO = "llama-3.1-8b-h100-2048-256"
@@ -119,6 +121,42 @@ def test_what_no_file_says_of_requests_is_the_scenarios(
     assert field not in {fact.name for fact in facts}
     answer = validate_bench([DATA / "vllm_detailed.json"], GivenSetup(scenario)).to_json()["runs"][0]
     assert answer["is_by_request"] is ("requests" in answer) is is_replayed
+
+
+FIXED = {"distribution": "fixed", "value": 20}
+
+
+def scenario_with(**traffic: object) -> str:
+    """A scenario with such requests."""
+    every = {"num_requests": 4, "input_tokens": FIXED, "output_tokens": FIXED, **traffic}
+    served = {"model": "llama-3.1-8b", "hardware": "h100", "engine": {"scheduling_policy": "priority"}}
+    return as_text({"name": "own", **served, "traffic": every})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("structured_outputs", {"count": 3, "share": 0.5}),
+        ("priorities", [0, 2]),
+        ("classes", [{"name": "chat", "share": 0.4, "slo": {"ttft_ms": 300}}, {"name": "batch", "share": 0.6}]),
+    ],
+)
+def test_shapes_and_priorities_are_the_scenarios(tmp_path: Path, field: str, value: object) -> None:
+    (run,), _ = read_bench_files([DATA / "vllm_detailed.json"])
+    source = scenario_with(**{field: value})
+    own, facts = bench_scenario(run, GivenSetup(source), tmp_path)
+    assert getattr(own.traffic, field)
+    assert getattr(own.traffic, field) == getattr(load_scenario(source).traffic, field)
+    assert [fact.name for fact in facts if fact.name in ("structured_outputs", "priorities", "classes")] == [field]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("samples_per_prompt", 2), ("beam_width", 2), ("conversations", {"turns": FIXED})]
+)
+def test_answers_that_no_file_has_are_refused(tmp_path: Path, field: str, value: object) -> None:
+    (run,), _ = read_bench_files([DATA / "vllm_detailed.json"])
+    with pytest.raises(SpecError, match=f"got traffic.{field}, and a load tool's requests stand alone"):
+        bench_scenario(run, GivenSetup(scenario_with(**{field: value})), tmp_path)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -57,3 +57,18 @@ def test_what_cannot_be_answered_is_refused_in_words(body):
     response = served(lambda client, _: client.post(PATH, body), changes=POOLING)
     assert response.status == 400
     assert response.json()["error"]["message"]
+
+
+def test_a_prompt_may_fill_the_context():
+    """vLLM's bound for what generates nothing is the context itself: 64 of 64 tokens are taken, 65 are not."""
+
+    async def ask(client, _):
+        sizes = ({"input": [7] * n} for n in (64, 65))
+        cut = {"input": [7] * 100, "truncate_prompt_tokens": -1}
+        return [await client.post(PATH, body) for body in (*sizes, cut)]
+
+    lengths = "traffic.input_tokens={distribution: fixed, value: 8}"
+    whole, beyond, cut = served(ask, changes=[*POOLING, "engine.max_model_len=64", lengths])
+    assert [reply.status for reply in (whole, beyond, cut)] == [200, 400, 200]
+    assert whole.json()["usage"]["prompt_tokens"] == cut.json()["usage"]["prompt_tokens"] == 64
+    assert "maximum context length is 64 tokens" in beyond.json()["error"]["message"]

@@ -16,6 +16,7 @@ from perfmodel.sim import Workload, simulate
 from perfmodel.specs import load_scenario
 
 SMALL = ("traffic.num_requests=40", "traffic.arrivals.rate=20")
+FFN = "{enable_expert_parallel: true, data_parallel_size: 2, afd_config: {num_ffn_servers: 1}}"
 FLEETS = {
     "one replica": (),
     "two replicas": ("cluster.replicas=2",),
@@ -28,6 +29,10 @@ FLEETS = {
         "cluster.pools=[{name: prefill, role: prefill, replicas: 1}, {name: decode, role: decode, replicas: 1}]",
     ),
     "SGLang": ("engine.profile=sglang",),
+    "feed-forward devices": (
+        *("model=qwen3-30b-a3b", "hardware=h100-sxm-80gb", "cluster.kv_transfer.link=infiniband-ndr"),
+        f"cluster.pools=[{{role: prefill, replicas: 1}}, {{role: decode, replicas: 1, engine: {FFN}}}]",
+    ),
     "LoRA adapters": ("engine={profile: vllm, enable_lora: true, max_loras: 2}", "traffic.adapters={count: 4}"),
 }
 
@@ -340,3 +345,9 @@ def test_a_deployment_serves_once_the_last_of_its_pools_has_started():
     pools = ", ".join(f"{{share: 0.5, {scaling.format(seconds)}}}" for seconds in (10, 40))
     emulator = Emulator(load_scenario("llama-3.1-8b-a100", [f"cluster.pools=[{pools}]"]))
     assert emulator.cold_start_s() == 40
+
+
+def test_feed_forward_devices_do_not_read_prompts():
+    """A server of them listened, and died of its first request."""
+    with pytest.raises(SpecError, match=r"got engine\.afd_config where prompts are read; give it to a decode pool"):
+        Emulator(load_scenario("qwen3-30b-a3b-h100", [f"engine={FFN}"]))

@@ -183,6 +183,19 @@ def test_an_event_is_what_vllm_publishes():
     assert (events, rank, others) == ([PUBLISHED], 0, [])
 
 
+def test_an_event_names_the_adapter_as_vllm_does():
+    """`LoRARequest`s count from 1 in the order of `--lora-modules`; the name is an extra key of all its blocks."""
+    orders = [
+        Order(33, 2, contents, params=RequestParams(adapter=name, token_ids=np.arange(35)))
+        for name, contents in ((None, (1, 2)), ("law", (3, 4)), ("code", (5, 6)), ("law", (7,)))
+    ]
+    batches, _ = run(told(orders))
+    events = [event for _, events, _ in batches for event in events]
+    named = [(event["lora_id"], event["lora_name"], event["extra_keys"]) for event in events]
+    law, code = ["law"], ["code"]
+    assert named == [(None, None, [None] * 2), (1, "law", [law, law]), (2, "code", [code, code]), (1, "law", [law])]
+
+
 def test_blocks_of_an_answer_are_published_as_it_fills_them():
     """A prompt of 17 tokens fills one block of 16, and its answer of 64 four more, one after the other."""
     contents = (11, 12, 13, 14, 15)

@@ -7,6 +7,7 @@ from perfmodel.cost import plan_memory, step_costs
 from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.ops.work import BatchShape, decode_shape
 from perfmodel.specs import load_hardware
+from perfmodel.specs.scenario import price_in_use, price_lines
 
 PROMPT = BatchShape(num_tokens=4096, num_samples=1, prefills=((4096, 0),))
 WITH_PROFILES = ["a100-sxm-80gb", "a100-pcie-80gb", "h100-sxm-80gb", "h200-sxm"]
@@ -75,3 +76,49 @@ def test_two_models_on_one_gpu_are_pools_of_slices():
     rows = result.summary["pools"]
     assert [row["hardware"] for row in rows] == ["h100-sxm-80gb:4g.40gb", "h100-sxm-80gb:3g.40gb"]
     assert rows[0]["usd_total"] / rows[1]["usd_total"] == pytest.approx((4 / 7) / (1 / 2), rel=1e-6)
+
+
+@pytest.mark.parametrize("key", ["usd_per_gpu_hour", "owned.purchase_usd"])
+def test_a_slice_costs_its_share_of_the_price_given_for_its_card(key):
+    """3g.40gb has 3 of 7 compute and 4 of 8 memory slices, so half of a card at 4 USD; named itself it costs that."""
+
+    def usd(given):
+        changes = ["hardware=h100:3g.40gb", f"price.{key}={given}"]
+        changes += ["price.owned.years=1", "site.usd_per_kwh=0.1"] if key.startswith("owned") else []
+        scenario = load_scenario("llama-3.1-8b-a100", changes)
+        owned, device = scenario.price.owned, scenario.hardware
+        return price_in_use(device, scenario.price).usd_per_hour if owned is None else owned.usd_per_hour(device)
+
+    assert usd("{h100: 4}") == usd(2)
+    assert usd("{h100: 4, 'h100:3g.40gb': 3}") == usd(3)
+
+
+def test_a_price_says_that_it_is_a_share():
+    scenario = load_scenario("llama-3.1-8b-a100", ["hardware=h100:3g.40gb", "price.usd_per_gpu_hour={h100: 4}"])
+    assert "2 USD per device hour of h100-sxm-80gb:3g.40gb" in price_lines(scenario)[0]
+    assert "0.5 of h100-sxm-80gb" in price_lines(scenario)[0]
+
+
+def test_slices_of_a_card_share_its_pcie_when_kv_moves():
+    """Three prompts of equal length, computed at once on three slices, leave together: each transfer gets a third of
+    the card's PCIe (here of 100 MB/s, beside which their prefills end at the same time), so takes three times as long
+    as one alone. Seven 1g slices fill one card, 14 two."""
+
+    def transfers(count, replicas=(3, 4), *more):
+        pools = zip(("prefill", "decode"), replicas, strict=True)
+        listed = ", ".join(f"{{role: {role}, replicas: {number}, hardware: h100:1g.10gb}}" for role, number in pools)
+        changes = ["model=llama-3.2-1b", "engine.max_model_len=4096", f"cluster.pools=[{listed}]", *more]
+        changes += (f"traffic.{name}_tokens={{distribution: fixed, value: 1024}}" for name in ("input", "output"))
+        changes += (
+            "traffic.arrivals={process: burst}",
+            f"traffic.num_requests={count}",
+            "cluster.kv_transfer.bandwidth_bytes_per_s=1e8",
+        )
+        result = simulate(load_scenario("llama-3.1-8b-a100", changes))
+        return result.summary["kv_transfer"]["mean_ms"], " ".join(result.notes)
+
+    (alone, notes), (together, _) = transfers(1), transfers(3)
+    assert together == pytest.approx(3 * alone, rel=0.03)
+    assert "PCIe of 1 card: at most 0.1 GB/s one way" in notes
+    assert "PCIe of 2 cards: at most 0.2 GB/s" in transfers(1, (7, 7))[1]
+    assert "PCIe" not in transfers(1, (3, 4), "cluster.kv_transfer.shared=true")[1]

@@ -107,6 +107,20 @@ def test_failures_of_a_replica_that_the_choice_has_not_are_named(tmp_path: Path)
     assert "Not carried over: cluster.failures" in planned.read_text(encoding="utf-8")
 
 
+def test_all_files_name_what_no_argument_says(tmp_path: Path) -> None:
+    """Only serve.sh named fields of the engine, and nothing what is beside it."""
+    small = "plan={finalists: 1, seeds: 1, num_requests: 100, space: {tensor_parallel_size: [1], max_num_seqs: [64]}}"
+    given = ("engine.kv_cache_group_size=64", "engine.kv_cache_dtype=int8", "model_changes.tie_embeddings=true")
+    around = ("cluster={router: prefix_affinity, host: {cores: 8}}", "prompt_compression.ratio=0.5")
+    found = make_plan(BASE, (*SHORT, *given, *around, small), tmp_path / "points.sqlite", workers=1)
+    assert isinstance(found, PlanResult)
+    export_plan(found, tmp_path)
+    for name in ("serve.sh", "kubernetes.yaml", "compose.yaml", "dynamo.yaml", "llm-d.yaml"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert "says: engine.kv_cache_group_size." in text, name
+        assert "beside them: model_changes, prompt_compression, cluster.router, cluster.host." in text, name
+
+
 def test_the_scenarios_own_stages_are_among_the_candidates() -> None:
     base = Base("llama-3.1-70b-h100-tp4", ("engine.pipeline_parallel_size=2", "engine.tensor_parallel_size=4"))
     small = {"max_num_seqs": (64,), "max_num_batched_tokens": (2048,)}

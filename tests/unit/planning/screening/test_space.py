@@ -198,6 +198,15 @@ def test_tensor_parallelism_stays_on_a_node_unless_asked_for() -> None:
         assert (scenario.hardware.devices_per_node, scenario.hardware.network_link.name) == (4, "infiniband-hdr")
 
 
+def test_cores_of_the_host_are_every_candidate_s() -> None:
+    """They were left out in silence, and finalists had a core for each process."""
+    few = Base(BASE.path, ("cluster.host.cores=2",))
+    (candidate,) = enumerate_space(few, spec()).candidates
+    for scenario in (candidate.layout.scenario, load_scenario(few.path, [*few.overrides, *candidate.overrides(1)])):
+        assert scenario.hardware.host is not None
+        assert scenario.hardware.host.cores == 2
+
+
 def test_sizes_that_are_tried_by_default_are_powers_of_two() -> None:
     """As people write them; devices, too, of which a node has 8."""
     space = PlanSpec().space

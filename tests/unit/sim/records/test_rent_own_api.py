@@ -15,7 +15,7 @@ from perfmodel.report.views.run import alternatives_sentences
 from perfmodel.sim import simulate
 from perfmodel.sim.records.summary import DeviceTotals, alternatives
 from perfmodel.sim.replica.backend import PromptTime
-from perfmodel.specs import load_scenario
+from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.hardware import HOURS_PER_YEAR, Owned, Price, PriceOverride, listed_grids
 
 API = (
@@ -58,8 +58,8 @@ def test_owning_never_pays_against_a_rent_below_its_electricity() -> None:
 
 def test_an_owned_hour_is_lost_value_and_upkeep() -> None:
     owned = Owned(purchase_usd={"h100": 40_000.0}, years=4, residual_share=0.2, upkeep_share_per_year=0.1)
-    assert owned.usd_per_hour("h100-sxm-80gb") == pytest.approx(40_000 * (0.8 / 4 + 0.1) / HOURS_PER_YEAR)
-    assert owned.usd_per_hour("h200-sxm") is None
+    assert owned.usd_per_hour(load_hardware("h100")) == pytest.approx(40_000 * (0.8 / 4 + 0.1) / HOURS_PER_YEAR)
+    assert owned.usd_per_hour(load_hardware("h200")) is None
 
 
 def test_owned_devices_need_a_price_of_electricity() -> None:

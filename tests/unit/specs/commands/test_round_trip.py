@@ -112,3 +112,17 @@ def test_what_a_flag_for_a_tier_does_not_say_is_named() -> None:
     block |= {"write_policy": "write_back", "secondary_tiers": [{"read_bandwidth_bytes_per_s": 1e9}]}
     unsaid = left_out_fields(EngineSpec.model_validate({"kv_offload": block}), model)
     assert unsaid == ["kv_offload.secondary_tiers", "kv_offload.write_policy"]
+
+
+@pytest.mark.parametrize("policy", ["write_back", "write_through", "write_through_selective"])
+def test_a_tier_is_sglang_s_hierarchical_cache(policy: str) -> None:
+    """--hicache-size has whole gigabytes a rank; less than one would be taken for its ratio, so is named."""
+    model, offload = load_model("llama-3.1-8b"), {"capacity_bytes": 30e9, "write_policy": policy}
+    engine = EngineSpec.model_validate({"profile": "sglang", "kv_offload": offload})
+    line = shlex.join(["python", "-m", "sglang.launch_server", "--model-path", "a/b"])
+    found = read_line(f"{line} {shlex.join(engine_arguments(engine, model, 'sglang'))}", Asking(hardware="h100"))
+    assert EngineSpec.model_validate(found.data["engine"]).kv_offload == engine.kv_offload
+    assert left_out_fields(engine, model, "sglang") == []
+    less = EngineSpec.model_validate({"profile": "sglang", "kv_offload": offload | {"capacity_bytes": 5e8}})
+    assert "--hicache-size" not in engine_arguments(less, model, "sglang")
+    assert left_out_fields(less, model, "sglang") == ["kv_offload"]

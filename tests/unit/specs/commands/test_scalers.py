@@ -2,6 +2,7 @@
 
 import pytest
 
+from perfmodel.errors import SpecError
 from perfmodel.files.yaml_loader import dump_yaml
 from perfmodel.specs import load_scenario
 from perfmodel.specs.commands.line import Asking, LineScenario, read_line
@@ -67,6 +68,21 @@ def test_an_hpa_is_read_and_runs(tmp_path, metric, value, expected):
     assert (spec.min_replicas, spec.max_replicas) == (2, 8)
     assert spec.hpa.behavior.scale_down.stabilization_window_seconds == 60
     assert found.notes == ("Not read: HorizontalPodAutoscaler up-and-down: Resource cpu",)
+
+
+def test_no_replicas_at_the_least_are_not_read_as_one(tmp_path):
+    """Kubernetes takes 0 with its feature gate HPAScaleToZero alone: it is not modelled, so refused; without the key
+    it is 1."""
+    hpa = HPA.replace("METRIC", "vllm_num_requests_waiting").replace("VALUE", "4")
+    file = tmp_path / "read.yaml"
+    for given, fewest in (("minReplicas: 0", 0), ("", 1)):
+        scenario = read(SERVER, hpa.replace("minReplicas: 2", given)).data
+        assert scenario["cluster"]["autoscaling"]["min_replicas"] == fewest
+        file.write_text(dump_yaml({**scenario, "traffic": "azure-conversation"}))
+        if not fewest:
+            with pytest.raises(SpecError, match="got min_replicas 0; hpa and dynamo keep at least 1, use keda"):
+                load_scenario(file)
+    assert load_scenario(file).cluster.autoscaling.min_replicas == 1
 
 
 def test_a_scaled_object_is_read_with_its_defaults(tmp_path):
