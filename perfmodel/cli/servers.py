@@ -153,7 +153,7 @@ class WebRequest(CommandRequest):
         """Serve until interrupted, or write a view."""
         try:
             from perfmodel.web.app import serve_page
-            from perfmodel.web.export import export_page
+            from perfmodel.web.pages import export_page
         except ImportError as error:
             raise MissingExtraError(
                 f"perfmodel web needs {error.name}, which is not installed: pip install '.[web]' in the checkout."

@@ -11,11 +11,11 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, redirect_stdout
+from contextlib import AbstractContextManager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing.connection import wait
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.context import SpawnContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -33,6 +33,7 @@ else:
 
 Progress = Callable[[int, int | None], None]
 Watch = Callable[[str], AbstractContextManager[Progress | None]]  # stage name -> progress display
+Pipe = Connection
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -157,14 +158,44 @@ _CONTEXT: SpawnContext = multiprocessing.get_context("spawn")
 _PATIENCE_S = 5.0  # for a process to end when asked to
 
 
-@dataclass(eq=False)
-class _Worker:
-    """A process and its pipe. number: of its item"""
+class WorkerProcess:
+    """A process that answers what comes over its pipe, one after the other; its first message, (None, None), says that
+    it has started. answer: (item, its pipe) -> message; number: of the item that it works on"""
 
-    process: SpawnProcess
-    pipe: Connection
-    number: int
-    is_ready: bool = False
+    def __init__(self, answer: Callable[[Any, Connection], Any]) -> None:
+        self.pipe, theirs = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=_serve, args=(theirs, answer), daemon=True, name="perfmodel-worker")
+        self.process.start()
+        theirs.close()  # so that the pipe closes with the process
+        self.number, self.is_ready = 0, False
+
+    def stop(self) -> None:
+        self.pipe.close()
+        self.process.join(_PATIENCE_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.process.close()
+
+
+def _serve(pipe: Connection, answer: Callable[[Any, Connection], Any]) -> None:
+    """Worker loop until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which stops its workers
+    collect_rarely()
+    with suppress(EOFError, OSError):
+        pipe.send((None, None))
+        while True:
+            message = answer(pipe.recv(), pipe)
+            pipe.send_bytes(message) if isinstance(message, bytes | memoryview) else pipe.send(message)
+
+
+def _computed(function: Callable[[Any], Any], item: Any, _: Connection) -> Any:
+    """(answer, None) or (None, error) as bytes: what cannot be sent is an error, too."""
+    try:
+        return ForkingPickler.dumps((function(item), None))
+    except Exception as error:
+        error.add_note(traceback.format_exc())
+        return ForkingPickler.dumps((None, error))
 
 
 class _Processes:
@@ -172,18 +203,14 @@ class _Processes:
 
     def __init__(self, function: Callable[[Any], Any], most: int | None) -> None:
         self._function, self.most = function, most or 1
-        self.running: list[_Worker] = []
-        self._idle: list[_Worker] = []
+        self.running: list[WorkerProcess] = []
+        self._idle: list[WorkerProcess] = []
 
     def submit(self, number: int, step: Any) -> None:
         if self._idle:
             worker = self._idle.pop()  # the last one that answered, which has the chain's tables
         else:
-            ours, theirs = _CONTEXT.Pipe()
-            process = _CONTEXT.Process(target=_serve, args=(theirs, self._function), daemon=True)
-            process.start()
-            theirs.close()  # so that the pipe closes with the process
-            worker = _Worker(process, ours, number)
+            worker = WorkerProcess(partial(_computed, self._function))
         worker.number = number
         self.running.append(worker)
         try:
@@ -192,7 +219,7 @@ class _Processes:
             if not worker.is_ready:
                 return  # it ended while it started; `wait` notices
             self.running.remove(worker)  # it ended while it was idle: the step was never begun
-            _stop(worker)
+            worker.stop()
             self.submit(number, step)
 
     def wait(self) -> list[tuple[int, Any, str]]:
@@ -219,14 +246,14 @@ class _Processes:
     def close(self) -> None:
         for worker in (*self.running, *self._idle):
             worker.process.kill()
-            _stop(worker)
+            worker.stop()
 
 
-def _why_lost(worker: _Worker) -> str:
+def _why_lost(worker: WorkerProcess) -> str:
     """Reason; raises PerfmodelError for a process that never started, since another would not either."""
     worker.process.join(_PATIENCE_S)
     code = worker.process.exitcode or 0
-    _stop(worker)
+    worker.stop()
     how = f"status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
     if how == "signal SIGKILL":
         how += ", as when memory runs out"
@@ -236,33 +263,6 @@ def _why_lost(worker: _Worker) -> str:
             f"starts workers, or workers=1."
         )
     return f"its worker process was lost ({how})"
-
-
-def _stop(worker: _Worker) -> None:
-    worker.pipe.close()
-    worker.process.join(_PATIENCE_S)
-    if worker.process.is_alive():
-        worker.process.kill()
-        worker.process.join()
-    worker.process.close()
-
-
-def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
-    """Worker loop until the pipe closes: sends (answer, None) or (None, error) per item."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which stops its workers
-    collect_rarely()
-    try:
-        pipe.send((None, None))  # ready
-        while True:
-            item = pipe.recv()
-            try:
-                answer = ForkingPickler.dumps((function(item), None))
-            except Exception as error:  # the function's, or of an answer that cannot be sent
-                error.add_note(traceback.format_exc())
-                answer = ForkingPickler.dumps((None, error))
-            pipe.send_bytes(answer)
-    except (EOFError, BrokenPipeError):
-        return
 
 
 _CLUSTER_PATIENCE_S = 10.0  # for a cluster to answer

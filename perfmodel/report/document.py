@@ -1,11 +1,12 @@
 """`Document`: what an answer says, in blocks, whatever it will be shown on.
 
 A view makes a document of a result and is pure; a renderer (`perfmodel.report.terminal`, `pages`) makes terminal
-output, Markdown, HTML or JSON of a document. Blocks hold text and numbers as text; pictures are drawn when a renderer
-asks for them."""
+output, Markdown, HTML or JSON of a document. Blocks hold text and numbers as text; plots are drawn when a renderer asks
+for them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 from perfmodel.renderable import to_jsonable
@@ -111,20 +112,19 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A drawing that brings its own title. name: of its file; draw: gives SVG"""
-
-    name: str
-    draw: Callable[[], str]
-
-
-@dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot to look at closely. draw: gives a figure (`perfmodel.report.drawing.figures`)"""
+    """A plot. draw: gives a figure (`perfmodel.report.drawing.figures`); name: of its file beside Markdown, which has
+    no others"""
 
     title: str
     draw: Callable[[], Any]
     note: str = ""
+    name: str = ""
+
+
+def named_plot(title: str, drawing: str, note: str, *data: Any) -> Plot:
+    """A plot by its function in `perfmodel.report.plots`, which loads numpy: nothing is drawn before a page asks."""
+    return Plot(title, lambda: resolve_name(f"perfmodel.report.plots.{drawing}")(*data), note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Details:
     blocks: Sequence["Block"]
 
 
-Block = Heading | Paragraph | Sentences | Table | Facts | Tiles | Picture | Plot | Commands | Notes | Details
+Block = Heading | Paragraph | Sentences | Table | Facts | Tiles | Plot | Commands | Notes | Details
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +176,6 @@ def _flat(blocks: Iterable[Block]) -> Iterator[Block]:
             yield block
 
 
-def pictures_of(document: Document) -> dict[str, str]:
-    """Name -> SVG of each picture, drawn now."""
-    return {block.name: block.draw() for block in document.flat if isinstance(block, Picture)}
-
-
 def spans(line: Line) -> Iterator[Span]:
     """The pieces of a line."""
     for piece in line if isinstance(line, tuple) else (line,):
@@ -194,8 +189,8 @@ def plain(line: Line) -> str:
 
 def document_json(document: Document) -> dict[str, Any]:
     """The fields of the document and its blocks by their names; `kind` of each block is its class. Text with meaning is
-    {text, tone}, alone or in a list. A picture has its `svg`, a plot its `figure`; of a table's columns `is_text` tells
-    how they are aligned."""
+    {text, tone}, alone or in a list. A plot has its `figure`; of a table's columns `is_text` tells how they are
+    aligned."""
     result: dict[str, Any] = _plain(document)
     return result
 
@@ -207,8 +202,6 @@ def _plain(value: Any) -> Any:
     match value:
         case Span():
             return data
-        case Picture():
-            data["svg"] = value.draw()
         case Plot():
             data["figure"] = to_jsonable(value.draw())
         case Table():

@@ -53,9 +53,10 @@ def _lines(block: Block, level: int, picture_file: Callable[[str], str]) -> Iter
             yield from _table(Table(("", ""), rows, title), level)
         case Tiles(tiles):
             yield from _list([f"{tile.label}: {tile.value} {tile.unit} {tile.aside.text}".rstrip() for tile in tiles])
-        case doc.Picture(name):
+        case Plot(_, _, note, name) if name:
             file = picture_file(name)
             yield from (f"![{file}]({file})", "")
+            yield from (_escaped(note), "") if note else ()
         case Commands(title, lines):
             yield from _titled(title, level)
             yield from ("```sh", *lines, "```", "")
@@ -113,68 +114,20 @@ def _escaped(text: str) -> str:
     return "`".join(part if number % 2 else _SPECIAL.sub(r"\\\1", part) for number, part in enumerate(parts))
 
 
-_STYLE = """
-:root { --ink: #1f2933; --soft: #5f6b7a; --line: #e3e7ec; --tint: #f6f8fa; --blue: #0072b2; --green: #00785a;
-        --red: #b94a00; --amber: #8a6100; }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--tint); color: var(--ink);
-       font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-main { max-width: 1180px; margin: 0 auto; padding: 28px 20px 60px; }
-h1 { font-size: 26px; margin: 0; letter-spacing: -0.01em; }
-h2 { font-size: 18px; margin: 0 0 4px; }
-p { margin: 4px 0 10px; max-width: 85ch; }
-.sub { color: var(--soft); margin: 2px 0 20px; }
-.tag { display: inline-block; border: 1px solid currentColor; border-radius: 99px; padding: 0 10px; font-size: 13px;
-       color: var(--blue); vertical-align: 4px; margin-left: 10px; font-weight: 600; }
-section { background: white; border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; margin: 16px 0; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; }
-.tile { background: white; border: 1px solid var(--line); border-radius: 10px; padding: 12px 16px; }
-.tile .label { color: var(--soft); font-size: 13px; }
-.tile .value { font-size: 24px; font-weight: 650; letter-spacing: -0.02em; white-space: nowrap; }
-.tile .value small { font-size: 14px; font-weight: 400; color: var(--soft); letter-spacing: 0; }
-.tile .aside { font-size: 13px; color: var(--soft); }
-.good { color: var(--green) !important; } .bad { color: var(--red) !important; }
-.warn { color: var(--amber) !important; } .strong { font-weight: 600; }
-.muted { color: var(--soft); } .compute { color: var(--blue); } .memory { color: var(--green); }
-.communication { color: #9a6700; } .overhead { color: var(--soft); }
-.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(240px, 1fr)); gap: 8px 36px; }
-.columns h3 { font-size: 14px; margin: 8px 0 2px; color: var(--blue); }
-dl { display: grid; grid-template-columns: fit-content(65%) 1fr; gap: 1px 12px; margin: 0; font-size: 14px; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: break-word; } .number { white-space: nowrap; }
-table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; width: 100%; }
-th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line); }
-th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child, .text { text-align: left; }
-tr.total td { font-weight: 600; border-top: 2px solid var(--line); }
-tr:last-child td { border-bottom: none; }
-.scroll { overflow-x: auto; background:
-          linear-gradient(to right, white 40%, transparent) left / 40px 100% no-repeat local,
-          linear-gradient(to left, white 40%, transparent) right / 40px 100% no-repeat local,
-          linear-gradient(to right, #b8c2cc, transparent) left / 12px 100% no-repeat scroll,
-          linear-gradient(to left, #b8c2cc, transparent) right / 12px 100% no-repeat scroll; }
-.picture svg, .figure svg { display: block; width: 100%; min-width: 600px; height: auto; mix-blend-mode: multiply; }
-.figure svg { min-width: 760px; }
-.figure text { pointer-events: none; } .hover { fill: transparent; } .hover:hover { fill: rgba(31, 41, 51, 0.08); }
-.note { color: var(--soft); font-size: 13.5px; }
-ul { margin: 6px 0; padding-left: 20px; } li ul { color: var(--soft); font-size: 13.5px; }
-pre { background: var(--tint); border-radius: 6px; padding: 10px 12px; margin: 6px 0; font-size: 13px;
-      overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
-code { font-size: 0.92em; overflow-wrap: anywhere; }
-@media (max-width: 640px) { main { padding: 16px 8px 40px; } section { padding: 12px; } th, td { padding: 4px 6px; } }
-@media print { body { background: white; } section, .tile { break-inside: avoid; } }
-"""
-
-
 def render_page(document: Document) -> str:
     """The whole file."""
     tag = f'<span class="tag">{escape(document.tag)}</span>' if document.tag else ""
     head = f'<h1>{escape(document.title)}{tag}</h1><p class="sub">{escape(document.subtitle)}</p>'
     if document.command:
         head += f"<pre>{escape(document.command)}</pre>"
-    body = "".join(map(_section, document.flat))
+    body, style = (
+        "".join(map(_section, document.flat)),
+        Path(__file__).with_name("page.css").read_text(encoding="utf-8"),
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(document.title)}</title><style>{_STYLE}</style></head>"
+        f"<title>{escape(document.title)}</title><style>\n{style}</style></head>"
         f"<body><main>{head}{body}</main></body></html>\n"
     )
 
@@ -193,8 +146,6 @@ def _section(block: Block) -> str:
             return _framed(title, _facts(groups))
         case Tiles():
             return _tiles(block)
-        case doc.Picture():
-            return f'<section><div class="scroll picture">{block.draw()}</div></section>'
         case Plot(title, _, note):
             return _framed(title, f'<div class="scroll figure">{figure_svg(block.draw(), title)}</div>', note)
         case Commands(title, lines):
@@ -269,6 +220,12 @@ def check_report_file(path: Path) -> None:
         raise SpecError(f"--report {path}: expected a file ending in .md or .html; its .json gets the same name.")
 
 
+def pictures_of(document: Document) -> dict[str, str]:
+    """Name -> SVG file of each plot that has one, drawn now."""
+    plots = [block for block in document.flat if isinstance(block, Plot) and block.name]
+    return {plot.name: figure_svg(plot.draw(), plot.title, is_file=True) for plot in plots}
+
+
 def write_report(document: Document, answer: Mapping[str, Any], path: Path) -> list[Path]:
     """Write FILE.md with FILE.*.svg, or FILE.html, and `answer` as FILE.json beside it; returns the files, FILE first.
     Raises SpecError for another ending, or where nothing can be written."""
@@ -277,7 +234,7 @@ def write_report(document: Document, answer: Mapping[str, Any], path: Path) -> l
     if path.suffix == ".md":
         origin = f"Generated by this command on {today().isoformat()}, perfmodel {RELEASE}."
         texts[path] = render_markdown(document, origin, lambda name: f"{path.stem}.{name}.svg")
-        texts |= {path.with_suffix(f".{name}.svg"): svg for name, svg in doc.pictures_of(document).items()}
+        texts |= {path.with_suffix(f".{name}.svg"): svg for name, svg in pictures_of(document).items()}
     else:
         texts[path] = render_page(document)
     texts[path.with_suffix(".json")] = json.dumps(to_jsonable(answer), indent=1, ensure_ascii=False) + "\n"

@@ -6,13 +6,16 @@ device, as resolved by an answer."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from markupsafe import Markup
+from pydantic import model_validator
 
-from perfmodel.commands.request import FLAG_FIELDS, SCENARIO_FLAGS
+from perfmodel.commands.request import SCENARIO_FLAGS
+from perfmodel.files.base import Spec
+from perfmodel.files.validation import load_spec
 from perfmodel.planning.metrics import metric_of
 from perfmodel.report.numbers import MISSING, format_metric, format_number, format_short, format_si, is_number
 from perfmodel.specs.engine.spec import EngineSpec
@@ -90,20 +93,16 @@ NUMBER_FORMS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-Kind = Literal["text", "names", "choice", "number", "slider", "switch"]
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Spec):
     """One form field. key: of the page's state; help: meaning in one sentence. choices: values, or the kind of a
     catalogue of names; resolved: path of the effective value in the resolved scenario; low, high, step: sliders are
     logarithmic unless `is_even`; unit: as displayed"""
 
     key: str
-    label: str
-    kind: Kind
-    help: str
-    choices: Sequence[str] = ()
+    label: str = ""
+    kind: Literal["text", "names", "choice", "number", "slider", "switch"]
+    help: str = ""
+    choices: tuple[str, ...] = ()
     low: float = 0
     high: float = 0
     step: float = 0
@@ -111,84 +110,32 @@ class Field:
     resolved: str = ""
     is_even: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_what_it_stands_for(cls, own: dict[str, Any]) -> dict[str, Any]:
+        """Flags of the command line and arguments of the engine bring their names and meanings along."""
+        block, _, name = own["key"].rpartition(".")
+        if block == "engine":
+            meaning = meanings_of(EngineSpec).get(name, "")  # empty in a Python without docstrings
+            help_text = meaning and f"{meaning[:1].upper()}{meaning[1:]}."
+            return {"label": name, "help": help_text, "resolved": own["key"], **own}
+        names = SCENARIO_FLAGS[name].completes if not block else ""
+        return {"label": name, **({"choices": (names,)} if names else {}), **own}
 
-@dataclass(frozen=True, slots=True)
-class FieldGroup:
+
+class FieldGroup(Spec):
     """Fields under a heading; `is_open`: initially expanded."""
 
     name: str
-    fields: Sequence[Field]
+    fields: tuple[Field, ...]
     is_open: bool = True
 
 
-def _engine(name: str, kind: Kind, choices: Sequence[str] = (), **more: Any) -> Field:
-    meaning = meanings_of(EngineSpec).get(name, "")  # empty in a Python without docstrings
-    meaning = f"{meaning[:1].upper()}{meaning[1:]}." if meaning else ""
-    return Field(f"engine.{name}", name, kind, meaning, choices, resolved=f"engine.{name}", **more)
+class _Form(Spec):
+    groups: tuple[FieldGroup, ...]
 
 
-_POWERS = ("1", "2", "4", "8", "16", "32", "64")
-
-
-def _flag(key: str, label: str, kind: Kind, meaning: str, **more: Any) -> Field:
-    """Field of a command-line flag; names are those of shell completion."""
-    names = SCENARIO_FLAGS[key].completes
-    return Field(key, label, kind, meaning, (names,) if names else (), **more)
-
-
-_MODEL = "A model of the catalog or a Hub id that it knows; or drop a config.json or a GGUF file on the page."
-_REPLICAS = "Copies of the deployment behind a router."
-_TRAFFIC, _PRICE = "Arrivals, prompt and answer lengths, by name.", "What a device costs in an hour."
-_RATE = {"low": 0.1, "high": 200, "unit": "req/s", "resolved": FLAG_FIELDS["rate"]}
-_TTFT = "Time to first token that 90 % of requests are to keep within, as in 500ms or 1s."
-GROUPS: Sequence[FieldGroup] = (
-    FieldGroup(
-        "Deployment",
-        (
-            _flag("model", "model", "names", _MODEL, resolved="model.name"),
-            _flag("hardware", "hardware", "names", "The device, by its name or an alias.", resolved="hardware.name"),
-            _engine("tensor_parallel_size", "choice", _POWERS),
-            Field("cluster.replicas", "replicas", "number", _REPLICAS, (), 1, 10_000, 1, resolved="cluster.replicas"),
-        ),
-    ),
-    FieldGroup(
-        "Traffic",
-        (
-            _flag("traffic", "traffic", "names", _TRAFFIC, resolved="traffic.name"),
-            _flag("rate", "request rate", "slider", "Requests that arrive in a second, on average.", **_RATE),
-        ),
-    ),
-    FieldGroup(
-        "Service level",
-        (
-            _flag("ttft", "TTFT limit", "text", _TTFT),
-            _flag("tpot", "TPOT limit", "text", "Time per output token after the first, kept likewise, as in 40ms."),
-            _flag("e2e", "E2E limit", "text", "Time until the last token, kept likewise, as in 20s."),
-        ),
-    ),
-    FieldGroup(
-        "Engine arguments",
-        (
-            _engine("profile", "names", ("engines",)),
-            _engine("version", "names", ("versions",)),
-            _engine("pipeline_parallel_size", "choice", _POWERS),
-            _engine("data_parallel_size", "choice", _POWERS),
-            _engine("enable_expert_parallel", "switch"),
-            _engine("quantization", "choice", ("fp8", "w4a16", "awq", "gptq", "int8", "w8a16", "nvfp4", "mxfp4")),
-            _engine("kv_cache_dtype", "choice", ("auto", "fp8", "int8")),
-            _engine("max_num_seqs", "slider", low=1, high=4096),
-            _engine("max_num_batched_tokens", "slider", low=256, high=65_536),
-            _engine("max_model_len", "text"),
-            _engine("gpu_memory_utilization", "slider", low=0.1, high=1.0, step=0.01, is_even=True),
-            _engine("enable_prefix_caching", "switch"),
-            _engine("enable_chunked_prefill", "switch"),
-            _engine("async_scheduling", "switch"),
-            _engine("enforce_eager", "switch"),
-            Field("price.usd_per_gpu_hour", "price", "number", _PRICE, (), 0, 1000, 0.01, "USD/h"),
-        ),
-        is_open=False,
-    ),
-)
+GROUPS = load_spec(_Form, Path(__file__).with_name("fields.yaml")).groups
 
 
 @cache

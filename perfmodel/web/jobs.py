@@ -6,26 +6,25 @@ open."""
 
 import asyncio
 import logging
-import multiprocessing
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from perfmodel.commands.request import CommandRequest, Console
-from perfmodel.cores import collect_rarely
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.planning.workers import Pipe, WorkerProcess
 from perfmodel.web.results import QueryResult, ResultCache
 
 Lane = Literal["quick", "long"]
 Work = Callable[[CommandRequest, Console], QueryResult]
 _LANES: tuple[Lane, ...] = ("quick", "long")
 _TELL_S = 0.1  # between progress messages
-_PATIENCE_S = 3.0  # with a worker asked to stop
+_POLL_S, _PATIENCE_S = 0.05, 3.0  # between looks for a message; with a worker asked to stop
 _MAX_WAITING, _MAX_KEPT = 20, 100
 _LEASE_S = 150.0  # without a request until a page counts as closed: browsers throttle hidden tabs to one a minute
 _GRACE_S = 8.0  # from a closing request until the page counts as closed: a reloaded one is back by then
@@ -70,19 +69,19 @@ class JobQueue:
     (request, progress) -> answer"""
 
     def __init__(self, known: ResultCache, work: Work) -> None:
-        self._known, self._work_out = known, work
+        self._known, self._answer = known, partial(_answer, work)
         self._numbers = count(1)
         self._jobs: OrderedDict[int, BackgroundJob] = OrderedDict()
         self._queues: dict[Lane, asyncio.Queue[BackgroundJob]] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._workers: dict[Lane, _Worker] = {}
+        self._workers: dict[Lane, WorkerProcess] = {}
         self._open_until: dict[str, float] = {}  # page -> when it counts as closed without another request
 
     async def start(self) -> None:
         """Start the workers."""
         for lane in _LANES:
             self._queues[lane] = asyncio.Queue()
-            self._workers[lane] = _Worker(self._work_out)
+            self._workers[lane] = WorkerProcess(self._answer)
             self._tasks.append(asyncio.create_task(self._turn(lane)))
         self._tasks.append(asyncio.create_task(self._sweep()))
 
@@ -92,7 +91,8 @@ class JobQueue:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for worker in self._workers.values():
-            worker.end()
+            worker.process.kill()
+            worker.stop()
 
     def last(self, request: CommandRequest) -> BackgroundJob | None:
         """Most recent job of a request, if any."""
@@ -173,27 +173,32 @@ class JobQueue:
 
     async def _work(self, lane: Lane, job: BackgroundJob) -> None:
         worker = self._workers[lane]
-        if not worker.is_alive:
-            worker = self._workers[lane] = _Worker(self._work_out)
+        if not worker.process.is_alive():
+            worker = self._workers[lane] = WorkerProcess(self._answer)
         job.state = "running"
-        worker.send(job.request)
+        with suppress(OSError):
+            worker.pipe.send(job.request)
         give_up_at = None
         while not job.is_over:
-            content = await asyncio.to_thread(worker.receive, 0.05)
+            content = await asyncio.to_thread(_received, worker)
             if content is not None:
                 self._receive(job, *content)
-            elif not worker.is_alive:
+            elif not worker.process.is_alive():
                 job.end("failed", "the process that worked on it ended; ask again.")
             if job.is_stopping and not job.is_over:
                 if give_up_at is None:
-                    worker.send(None)
+                    with suppress(OSError):
+                        worker.pipe.send(None)
                     give_up_at = time.monotonic() + _PATIENCE_S
                 elif time.monotonic() > give_up_at:
-                    await asyncio.to_thread(worker.end)
+                    worker.process.kill()
+                    await asyncio.to_thread(worker.process.join)
                     job.end("stopped")
 
-    def _receive(self, job: BackgroundJob, kind: str, content: Any) -> None:
+    def _receive(self, job: BackgroundJob, kind: str | None, content: Any) -> None:
         match kind:
+            case None:
+                pass  # the process has started, or nothing was left to stop
             case "progress":
                 job.what, job.done, job.total = content
             case "done" | "refused":
@@ -208,69 +213,37 @@ class JobQueue:
                 job.end("failed", "it could not be answered: a bug, which the log describes.")
 
 
-class _Worker:
-    """A worker process, one request at a time."""
-
-    def __init__(self, work: Work) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, work), daemon=True, name="perfmodel-web")
-        self._process.start()
-        theirs.close()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.is_alive()
-
-    def send(self, request: CommandRequest | None) -> None:
-        with suppress(OSError):
-            self._ours.send(request)
-
-    def receive(self, timeout_s: float) -> tuple[str, Any] | None:
-        """Next message; None on timeout or death."""
-        try:
-            return self._ours.recv() if self._ours.poll(timeout_s) else None
-        except (EOFError, OSError):
-            self._process.join(1.0)
-            return None
-
-    def end(self) -> None:
-        self._process.terminate()
-        self._process.join(2.0)
-        if self._process.is_alive():
-            self._process.kill()
+def _received(worker: WorkerProcess) -> tuple[str, Any] | None:
+    """The next message; None where there is none yet, or the process has died."""
+    try:
+        return worker.pipe.recv() if worker.pipe.poll(_POLL_S) else None
+    except (EOFError, OSError):
+        worker.process.join(1.0)
+        return None
 
 
-def _serve(connection: Connection, work: Work) -> None:
-    """Worker loop: requests in, progress and answers out; None stops a request."""
-    import signal
+def _answer(work: Work, request: CommandRequest | None, pipe: Pipe) -> tuple[str | None, Any]:
+    """What becomes of a request, in its worker; None stops one, and means nothing to the next."""
     import traceback
 
-    collect_rarely()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the server, which ends its workers
-    while True:
-        try:
-            request = connection.recv()
-        except (EOFError, OSError):
-            return
+    try:
         if request is None:
-            continue  # stop message for a request that has ended
-        try:
-            connection.send(("done", work(request, Console(lambda what: _progress(connection, what)))))
-        except _StoppedError:
-            connection.send(("stopped", None))
-        except PerfmodelError as error:
-            connection.send(("refused", SpecError(str(error))))
-        except MemoryError:
-            connection.send(("short", "there is not enough memory for this; ask for fewer requests."))
-        except (BrokenPipeError, EOFError):
-            return
-        except Exception:
-            connection.send(("failed", traceback.format_exc()))
+            return None, None
+        return "done", work(request, Console(lambda what: _progress(pipe, what)))
+    except _StoppedError:
+        return "stopped", None
+    except PerfmodelError as error:
+        return "refused", SpecError(str(error))
+    except MemoryError:
+        return "short", "there is not enough memory for this; ask for fewer requests."
+    except (BrokenPipeError, EOFError):
+        raise
+    except Exception:
+        return "failed", traceback.format_exc()
 
 
 @contextmanager
-def _progress(connection: Connection, what: str) -> Iterator[Callable[[int, int | None], None]]:
+def _progress(connection: Pipe, what: str) -> Iterator[Callable[[int, int | None], None]]:
     last = 0.0
 
     def report(done: int, total: int | None) -> None:

@@ -1,26 +1,31 @@
-"""Pages and parts as HTML. Knows addresses, but no HTTP."""
+"""Pages and parts as HTML, and a view as a page that anyone can host: its answers and plots, without form and server.
+
+Knows addresses, but no HTTP."""
 
 import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
-from perfmodel.commands.request import CommandRequest
+from perfmodel.commands.request import QUIET, CommandRequest, Console
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.planning.metrics import study_metric
 from perfmodel.planning.spec import PlanSpec
+from perfmodel.report.plots import whatif
 from perfmodel.version import __version__
 from perfmodel.web import compare, pictures, views
 from perfmodel.web.figures import GROUPS, choices_of, default_of, figure
 from perfmodel.web.results import without_marks
 from perfmodel.web.service import QueryService, QueryState, resolved_fields
-from perfmodel.web.state import PageState
-from perfmodel.web.views import View, ViewPart
+from perfmodel.web.state import PageState, read_state
+from perfmodel.web.views import VIEWS, View, ViewPart, find_view
 
 _PAUSE_MS = 150  # without movement until the pointer rests
 
@@ -39,14 +44,14 @@ class Pages:
         )
         self._templates.globals |= {
             **{"choices_of": choices_of, "default_of": default_of, "figure": figure, "groups": GROUPS},
-            **{"compare": compare, "metric_of": study_metric, "pictures": pictures},
+            **{"compare": compare, "metric_of": study_metric, "pictures": pictures, "plots": whatif},
             "others_of": lambda state, known: [(k, v) for k, v in state.fields if "." in k and k not in known],
             **{"plan_defaults": PlanSpec(), "resolved_fields": _resolved_fields},
             "own_results": lambda state, scenario: compare.own_results(state, scenario, desk.uploads.folder),
             **{"version": __version__, "views": views},
         }
         self._templates.filters |= {
-            **{"code": _code, "drawn": Markup, "json": _json, "plotted": _plotted},
+            **{"code": _code, "json": _json, "plotted": _plotted},
             **{"unmarked": without_marks, "cleared": dict.fromkeys},
             "used_in": lambda fields, state: bool(fields) and all(state.get(k) == v for k, v in fields.items()),
         }
@@ -157,3 +162,45 @@ def _code(text: str) -> Markup:
 def _resolved_fields(scenario: Any) -> dict[str, str]:
     fields = (field for group in GROUPS for field in group.fields if field.resolved)
     return {field.key: default_of(field, scenario) for field in fields}
+
+
+_FILES = ("app.css", "choices.css", "plots.js", "icon.svg", "vendor/plotly-basic.min.js")
+
+
+def export_page(address: str, folder: Path, console: Console = QUIET) -> None:
+    """Write the view of `address`, a path and query as the page has them (`pareto?model=...`), to `folder`: index.html,
+    what it needs, and data.json, the answers that it shows. Raises SpecError for an address without such a view, a
+    part that is refused, and a folder that cannot be written."""
+    name, _, query = address.rpartition("://")[2].partition("?")
+    view, state = find_view(name.rpartition("/")[2]), read_state(query)
+    if view is None:
+        raise SpecError(
+            f"--view: got {address[:80]!r}; expected the end of a page's address, as pareto?model=llama-3.1-8b: "
+            f"{', '.join(item.name for item in VIEWS)}."
+        )
+    if state.left_out:
+        raise SpecError(f"--view: {' '.join(state.left_out)}")
+    service = QueryService()
+    try:
+        parts = [part for part in view.parts if not part.on_demand]
+        requests = [r for part in parts for ask in (part.ask, part.later) if ask is not None for r in ask(state)]
+        answers = []
+        for done, request in enumerate(requests):
+            console.say(f"{done + 1} of {len(requests)}: {request.line}")
+            answer = service.answer(request)
+            if answer.shown is None:
+                raise SpecError(f"{request.line}: {answer.refusal}")
+            answers.append({"command": request.line, "answer": answer.shown.data})
+        html = Pages(service, "").exported(view, state)
+    finally:
+        service.uploads.close()  # no worker was started
+    static = files("perfmodel.web").joinpath("static")
+    content = {name.rpartition("/")[2]: static.joinpath(name).read_bytes() for name in _FILES}
+    content["index.html"] = html.encode()
+    content["data.json"] = json.dumps(answers, indent=2, allow_nan=False, ensure_ascii=False).encode()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, data in content.items():
+            (folder / file).write_bytes(data)
+    except OSError as error:
+        raise SpecError(f"--export {folder}: {error.strerror}; name a folder that can be written.") from None

@@ -1,25 +1,24 @@
 """Plotly figures from commands' `--json` output, as pure functions; the page sets theme colours."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import floor, log10
 from types import SimpleNamespace
 from typing import Any
 
-from perfmodel.planning.metrics import Metric, metric_of, study_metric
+from perfmodel.planning.metrics import metric_of, study_metric
 from perfmodel.report.drawing import figures as fig
-from perfmodel.report.drawing.figures import BLUE, GREEN, GREY, ORANGE, SKY, Figure, Trace, axis, figure, line, upright
+from perfmodel.report.drawing.figures import BLUE, GREEN, GREY, ORANGE, Figure, Trace, axis, figure, line, upright
 from perfmodel.report.plots.step import memory_figure
-from perfmodel.report.views.whatif import path_label
+from perfmodel.report.plots.whatif import along_figure
 from perfmodel.web.compare import MeasuredPoint, published_points
 from perfmodel.web.service import QueryState
 from perfmodel.web.state import PageState
 from perfmodel.web.views import in_flight, name_of
 
-_ROW, _TOP, _HEIGHT, _COLUMN = 44, 120, 300, 46  # pixels
+_TOP, _HEIGHT, _COLUMN = 120, 300, 46  # pixels
 _LARGEST_BATCH = 8192
 _LONGEST_NAME = 36  # of an alternative, in characters
-_WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis beside it
 _NAMES = {"automargin": True, "ticks": ""}  # an axis of names
 _LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 _RATE = "requests/s"
@@ -50,62 +49,6 @@ def devices_bars(data: Any) -> Figure | None:
     )
     x = axis(f"{unit}, of each one's best deployment", rangemode="tozero")
     return figure([bar], 90 + 46 * len(able), x, _NAMES, showlegend=False)
-
-
-def front_plot(data: Any) -> Figure | None:
-    """Cost against latency at the rate: deployments that none beats in both, joined, and the other finalists. data:
-    what `perfmodel plan --json` prints"""
-    front, labels = data["front"], {row["label"] for row in data["front"]}
-    others = [row for row in data["ranked"] if row["label"] not in labels and row["tightness"] is not None]
-    if not front:
-        return None
-    is_priced = all(row["usd_per_hour"] is not None for row in (*front, *others))
-    key, unit = ("usd_per_hour", "USD per hour") if is_priced else ("num_devices", "GPUs")
-    other_key = "usd_per_hour" if is_priced else "gpus"
-    groups = [("no other is better in both", front, key, BLUE, 9), ("other finalists", others, other_key, GREY, 9)]
-    winner = data["winner"]
-    if winner is not None and winner["tightness"] is not None:
-        groups.append(("the choice", [winner], other_key, GREEN, 15))
-    traces, hover = [], "%{text}<br>%{x:.4g}, %{y:.2f} of the limit<extra></extra>"
-    for name, rows, of_x, colour, size in groups:
-        xs, ys = [row[of_x] for row in rows], [row["tightness"] for row in rows]
-        look = {"text": [row["label"] for row in rows], "marker": {"size": size, "color": colour}}
-        mode = "lines+markers" if rows is front else "markers"
-        traces.append(line(xs, ys, name, colour, hover, shape="hv", **look) | {"mode": mode})
-    heights = [height for trace in traces for height in trace["y"]]
-    kind = "log" if max(heights) > _WIDE * min(heights) > 0 else "linear"
-    y = axis("latency over its limit (1: just met)", type=kind, rangemode="tozero")
-    met = fig.across(1, GREY, dash="dot", width=1.5)
-    drawn = [trace for trace in traces if trace["x"]]
-    return figure(drawn, 380, axis(unit, rangemode="tozero"), y, shapes=[met])
-
-
-def tornado(data: Any, metric: str) -> Figure | None:
-    """Two bars per varied value around the current metric, widest on top; None if nothing moves it. data: `perfmodel
-    whatif --json`"""
-
-    def swing(row: Mapping[str, Any]) -> float:
-        ends = [end for side in ("low", "base", "high") if (end := row[side]["metric"]) is not None]
-        return max(ends) - min(ends) if len(ends) > 1 else 0.0
-
-    rows = [row for row in data["sensitivities"] if row["metric"] == metric and swing(row) > 0]
-    if not rows:
-        return None
-    rows.sort(key=swing)
-    shown = study_metric(metric)
-    base, names = data["base"]["values"][metric] * shown.scale, [path_label(row["path"]) for row in rows]
-    hover = f"%{{y}} at %{{customdata[0]}}: %{{customdata[1]:.4g}} {shown.unit}<extra></extra>"
-    sides = []
-    for side, name, colour in (("low", "less of it", ORANGE), ("high", "more of it", BLUE)):
-        ends = [row[side]["metric"] for row in rows]
-        values = [None if end is None else end * shown.scale for end in ends]
-        asked = [row[side]["value"] for row in rows]
-        lengths = [None if value is None else value - base for value in values]
-        pairs = [list(pair) for pair in zip(asked, values, strict=True)]
-        words = {"text": asked, "textposition": "auto", "textangle": 0, "insidetextanchor": "end"}
-        sides.append(fig.bars(lengths, names, colour, hover, name=name, base=base, customdata=pairs, **words))
-    x, rule = axis(f"{shown.label} ({shown.unit})", zeroline=False), upright(base, GREY, width=1.5)
-    return figure(sides, _TOP + _ROW * len(rows), x, _NAMES, barmode="overlay", shapes=[rule], bargap=0.3)
 
 
 def bounds_plot(data: Any) -> Figure | None:
@@ -139,43 +82,8 @@ def bounds_plot(data: Any) -> Figure | None:
 
 
 def against_lines(data: Any, metric: str) -> Figure | None:
-    """Metric over the varied value with and without the alternative, and its break-even. data: `perfmodel whatif
-    --against ... --json`"""
-    shown, other = study_metric(metric), data["against"]
-    path, _, first = data["points"][0]["set"].partition("=")
-    name = " ".join(other["set"])
-    name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
-    sides = [("as it is", data["points"], GREY), (name, other["points"], BLUE)]
-    lines = [_metric_along(label, points, shown, colour) for label, points, colour in sides]
-    if not any(trace["x"] for trace in lines):
-        return None
-    shapes: list[Trace] = []
-    for turn in data["crossovers"]:  # where it begins or ends to pay, and the span over draws of the traffic
-        if turn["metric"] == metric and turn["path"] == path:
-            span = {"x0": turn["low"], "x1": turn["high"], "yref": "y domain", "y0": 0, "y1": 1}
-            look = {"fillcolor": SKY, "opacity": 0.2, "line": {"width": 0}}
-            shapes += [{"type": "rect", **span, **look}, upright(turn["at"], SKY, width=1.5, dash="dash")]
-    title = f"{path_label(path)}, multiples of the present one" if first.endswith("x") else path_label(path)
-    values = [(_number(point["set"]), point["set"].partition("=")[2]) for point in data["points"]]
-    ticks = [(x, text) for x, text in values if x is not None]  # where values are, as they were written
-    places = {"tickmode": "array", "tickvals": [x for x, _ in ticks], "ticktext": [text for _, text in ticks]}
-    y = axis(f"{shown.label} ({shown.unit})", rangemode="tozero")
-    return figure(lines, 340, axis(title, type="log", **places), y, shapes=shapes)
-
-
-def _metric_along(name: str, points: Sequence[Any], metric: Metric, colour: str) -> Trace:
-    pairs = [(_number(point["set"]), point["values"].get(metric.key)) for point in points]
-    shown = [(x, value * metric.scale) for x, value in pairs if x is not None and value is not None]
-    xs, ys = [x for x, _ in shown], [value for _, value in shown]
-    drawn = line(xs, ys, name, colour, f"%{{x}}: %{{y:.4g}} {metric.unit}<extra></extra>", width=2.5)
-    return drawn | {"mode": "lines+markers", "marker": {"size": 8}}
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text.partition("=")[2].removesuffix("x"))
-    except ValueError:
-        return None
+    """Metric over the first varied value, with and without the alternative. data: `perfmodel whatif --json`"""
+    return along_figure(data, data["points"][0]["set"].partition("=")[0], metric)
 
 
 def memory_bar(data: Any) -> Figure:

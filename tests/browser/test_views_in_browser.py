@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
-from perfmodel.web.export import export_page
+from perfmodel.web.pages import export_page
 from perfmodel.web.views import VIEWS
 
 QUERY = "?model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=4"

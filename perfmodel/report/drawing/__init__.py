@@ -1,1 +1,1 @@
-"""Charts and figures: SVG, and the plain data that plotly draws."""
+"""Figures: plain data that plotly draws, and their stills as SVG."""

@@ -1,4 +1,4 @@
-"""A figure as an SVG element: a page with such pictures needs no script; plotly's alone is 1 MB.
+"""A figure as an SVG element, or as a file for a code host: what shows it needs no script; plotly's alone is 1 MB.
 
 Only what the figures of reports use is known: axes are linear, logarithmic or categorical, panels stand side by side.
 `<title>` elements carry the hover text of `hovertemplate`."""
@@ -16,12 +16,14 @@ from perfmodel.report.numbers import format_short, format_si
 
 _WIDTH, _HEIGHT = 1000, 320  # the layout may set another height
 _MARGIN = {"l": 64, "r": 24, "t": 48, "b": 48}
-_HEADROOM = 0.05  # above the values of a linear axis without an explicit range, as a share of their span
+_HEADROOM = 0.05  # beyond the values of an axis without an explicit range, as a share of their span
 _DASHES = {"dash": "6 5", "dot": "2 4"}
 _ANCHORS = {"left": None, "center": "middle", "right": "end"}
 _LINE, _LEGEND_LINE = 15, 18  # pixels between two lines of text
 _FONT, _MIN_FONT = 13, 9  # pixels
 _BAR = 0.65  # height of a bar as a share of its row
+_HEADING = 30  # pixels, of a file
+_RIM: dict[str, Any] = {"stroke": "#FFFFFF", "stroke_width": 3, "paint_order": "stroke"}  # that no line crosses
 # Of a `hovertemplate`: `%{name[position]:form}`, and what is left out of its text.
 _PLACE = re.compile(r"%\{(\w+)(?:\[(\d+)\])?(?::([^}]*))?\}")
 _TAGS = re.compile(r"<extra>.*?</extra>|</?b>")
@@ -29,8 +31,9 @@ _TAGS = re.compile(r"<extra>.*?</extra>|</?b>")
 Data = Mapping[str, Any]
 
 
-def figure_svg(figure: Data, title: str) -> str:
-    """A figure's `data` and `layout` as an `<svg>` element. title: read by screen readers"""
+def figure_svg(figure: Data, title: str, is_file: bool = False) -> str:
+    """A figure's `data` and `layout` as an `<svg>` element. title: read by screen readers; is_file: as a document of
+    its own, under its title"""
     layout = {"height": _HEIGHT, **figure["layout"]}
     layout["margin"] = {**_MARGIN, **(layout.get("margin") or {})}
     panels = _panels(figure["data"], layout)
@@ -45,7 +48,7 @@ def figure_svg(figure: Data, title: str) -> str:
     parts: list[str] = []
     for panel in panels:
         parts += panel.frame
-        parts += _hover_strips(panel)  # below the markers, which have hover text of their own
+        parts += () if is_file else _hover_strips(panel)  # below the markers, which have hover text of their own
         parts += _traces(panel)
     for shape in layout.get("shapes") or ():  # lines across a panel, where they lie within its y axis
         panel = _panel_of(shape, panels)
@@ -63,8 +66,13 @@ def figure_svg(figure: Data, title: str) -> str:
             stroke["stroke"] = (trace.get("marker") or {}).get("color") or stroke["stroke"]
             parts += [element("path", d=f"M{x:.0f},{y - 4:.0f}h14", **stroke), text(x + 20, y, trace["name"], "start")]
     look: dict[str, Any] = {"font_family": "system-ui, sans-serif", "font_size": _FONT, "fill": INK}
-    view = f"0 0 {_WIDTH} {layout['height']:g}"
-    return element("svg", _title(title) + "".join(parts), viewBox=view, role="img", **look)
+    height = layout["height"] + (_HEADING if is_file else 0)
+    if is_file:
+        heading = text(12, 20, title, font_size=16, font_weight="600")
+        body = element("g", "\n".join(parts), transform=f"translate(0 {_HEADING})")
+        parts = [element("rect", width=_WIDTH, height=height, fill="#FFFFFF"), heading, body, ""]
+        look |= {"xmlns": "http://www.w3.org/2000/svg", "width": _WIDTH, "height": height}
+    return element("svg", "\n".join([_title(title), *parts]), viewBox=f"0 0 {_WIDTH} {height:g}", role="img", **look)
 
 
 @dataclass(frozen=True)
@@ -125,17 +133,19 @@ def _panels(data: Sequence[Data], layout: Data) -> list[_Panel]:
         line = {"color": COLOURS[number % len(COLOURS)], **(trace.get("line") or {})}
         groups.setdefault((trace.get("xaxis", "x"), trace.get("yaxis", "y")), []).append({**trace, "line": line})
     margin, top, bottom = layout["margin"], layout["margin"]["t"], layout["height"] - layout["margin"]["b"]
-    left = max(margin["l"], 14 + max(map(text_width, _bar_names(data)), default=0.0))
+    lines = [line for name in _bar_names(data) for line in name.split("<br>")]
+    left = max(margin["l"], 14 + max((text_width(line, _FONT) for line in lines), default=0.0))
     paper = Scale(0.0, 1.0, left, _WIDTH - margin["r"])
-    panels = []
+    panels, is_shared = [], "matches" in layout.get("yaxis2", {})
     for (x_name, y_name), traces in groups.items():
         x_axis, y_axis = layout.get(f"xaxis{x_name[1:]}") or {}, layout.get(f"yaxis{y_name[1:]}") or {}
         shared = layout.get("yaxis") or {} if "matches" in y_axis else y_axis
-        x = _scale(x_axis, _values(traces, "x"), *map(paper, x_axis.get("domain", (0.0, 1.0))))
+        alike = [trace for group in groups.values() for trace in group] if is_shared else traces
+        x = _scale(x_axis, traces, "x", *map(paper, x_axis.get("domain", (0.0, 1.0))))
         bars = _bar_names(traces)
         names = list(dict.fromkeys(y_axis.get("categoryarray") or bars)) if bars else []
         names = names[::-1] if y_axis.get("autorange") == "reversed" else names
-        y = Scale(0.0, 1.0, bottom, top) if names else _scale(shared, _values(traces, "y"), bottom, top)
+        y = Scale(0.0, 1.0, bottom, top) if names else _scale(shared, alike, "y", bottom, top)
         rows = [(bottom - (number + 0.5) * (bottom - top) / len(names), name) for number, name in enumerate(names)]
         y_ticks = rows if names else _ticks(shared, y)
         y_ticks = y_ticks if y_axis.get("showticklabels", True) else [(at, "") for at, _ in y_ticks]
@@ -157,24 +167,42 @@ def _values(traces: Sequence[Data], axis: str) -> list[float]:
         is_bar = trace["type"] == "bar"
         if is_bar or (axis == "y" and "stackgroup" in trace):
             values, places = (trace["x"], trace["y"]) if is_bar else (trace["y"], trace["x"])
-            for value, place in zip(values, places, strict=True):
-                sums[place] = sums.get(place, 0.0) + value
+            for number, (value, place) in enumerate(zip(values, places, strict=True)):
+                if "base" in trace:
+                    single += [_at(trace["base"], number), _at(trace["base"], number) + (value or 0.0)]
+                elif value is not None:
+                    sums[place] = sums.get(place, 0.0) + value
+                    single += [value + error for error in _errors(trace, number)]
         else:
             single += trace[axis]
     return [value for value in (*single, *sums.values(), *([0.0] if sums else [])) if _is_drawn(value)]
 
 
-def _scale(axis: Data, values: Sequence[float], start: float, end: float) -> Scale:
-    if axis.get("type") == "log":
-        positive = [value for value in values if value > 0] or [1.0]
-        low, high = axis.get("range") or (log10(min(positive)), log10(max(positive)))
-        return Scale(10.0**low, 10.0 ** max(high, low + 0.1), start, end, True)
+def _at(value: Any, number: int) -> Any:
+    """What is the same for all points, or that of a point."""
+    return value[number] if isinstance(value, list | tuple) else value
+
+
+def _errors(trace: Data, number: int) -> tuple[float, ...]:
+    """Distances from a bar's end to those of its interval."""
+    error = trace.get("error_x")
+    return () if error is None else (-error["arrayminus"][number], error["array"][number])
+
+
+def _scale(axis: Data, traces: Sequence[Data], name: str, start: float, end: float) -> Scale:
+    """Without a range of its own an axis has room around markers, and above lines. name: x or y, of the axis"""
+    values, is_log = _values(traces, name), axis.get("type") == "log"
+    if is_log:
+        values = [log10(value) for value in values if value > 0] or [0.0]
     low, high = axis.get("range") or (min(values, default=0.0), max(values, default=1.0))
-    if axis.get("rangemode") == "tozero":
-        low = min(low, 0.0)
-    if "range" not in axis and start > end:  # vertical: some headroom
-        high += _HEADROOM * (high - low)
-    return Scale(low, high if high > low else low + 1.0, start, end)
+    if "range" not in axis:
+        room = _HEADROOM * (high - low or abs(high))
+        is_around = is_log or any("markers" in trace.get("mode", "") for trace in traces)
+        is_from_zero = axis.get("rangemode") == "tozero" and low >= 0
+        high += room if is_around or start > end else 0.0
+        low = 0.0 if is_from_zero and not is_log else low - (room if is_around else 0.0)
+    high = high if high > low else low + 1.0
+    return Scale(10.0**low, 10.0**high, start, end, True) if is_log else Scale(low, high, start, end)
 
 
 def _ticks(axis: Data, scale: Scale) -> list[tuple[float, str]]:
@@ -187,7 +215,17 @@ def _ticks(axis: Data, scale: Scale) -> list[tuple[float, str]]:
         values = [step * number for number in range(ceil(scale.low / step), floor(scale.high / step) + 1)]
     labels = axis.get("ticktext") or [format_short(value) for value in values or ()]
     ticks = zip(values or (), labels, strict=True)
-    return [(scale(at), str(label)) for at, label in ticks if scale.low * 0.999999 <= at <= scale.high * 1.000001]
+    shown = [(scale(at), str(x)) for at, x in ticks if scale.low * 0.999999 <= at <= scale.high * 1.000001]
+    return shown if scale.start > scale.end or not shown else _apart(shown, 8 + max(text_width(x) for _, x in shown))
+
+
+def _apart(ticks: Sequence[tuple[float, str]], room: float) -> list[tuple[float, str]]:
+    """Those of an axis whose labels do not run into each other: at least `room` pixels apart, the last among them."""
+    kept: list[tuple[float, str]] = []
+    for tick in ticks:
+        if not kept or tick[0] - kept[-1][0] >= room:
+            kept.append(tick)
+    return kept if kept[-1] == ticks[-1] else [*kept[: max(len(kept) - 1, 1)], ticks[-1]]
 
 
 def _is_drawn(value: Any) -> bool:
@@ -236,39 +274,61 @@ def _line(trace: Data, points: Sequence[tuple[float, float, float]]) -> Iterator
 
 
 def _markers(trace: Data, points: Sequence[tuple[float, float, float]]) -> Iterator[str]:
-    marker = trace.get("marker") or {}
-    sizes, places = marker.get("size", 6), trace.get("textposition", "top center")
-    fill, labels = marker.get("color", GREY), trace.get("text") or [""] * len(points)
-    for number, (x, y, _) in enumerate(points):
-        radius = (sizes[number] if isinstance(sizes, Sequence) else sizes) / 2
-        hover = _title(hover_text(trace, number))
-        look: dict[str, Any] = {"pointer_events": None if hover else "none"}  # without one: for what lies below it
-        if marker.get("symbol") == "x":
-            arm = 2 * radius
-            arms = f"M{x - radius:.1f},{y - radius:.1f}l{arm},{arm}m0,{-arm}l{-arm},{arm}"
-            yield element("path", hover, d=arms, stroke=fill, stroke_width=3, **look)
-        else:
-            look = {"fill": fill, "fill_opacity": marker.get("opacity", 1), **look}
-            yield element("circle", hover, cx=x, cy=y, r=radius, **look)
-        if labels[number]:
-            height, side = (places if isinstance(places, str) else places[number]).split()  # "bottom center"
-            dy = {"top": -radius - 4, "middle": 4, "bottom": radius + 12}[height]
-            dx, anchor = {"left": (-radius - 3, "end"), "center": (0, "middle"), "right": (radius + 3, "start")}[side]
-            yield text(x + dx, y + dy, labels[number], anchor, font_size=(trace.get("textfont") or {}).get("size", 12))
+    """Markers, then the texts beside them."""
+    marker, texts = trace.get("marker") or {}, trace.get("text") if "text" in trace.get("mode", "") else None
+    look: dict[str, Any] = {"fill_opacity": marker.get("opacity", 1)}
+    shapes = [_marker(marker, x, y, number) for number, (x, y, _) in enumerate(points)]
+    if not trace.get("hovertemplate"):  # what lies below them keeps its text
+        yield element("g", "".join(element(tag, **form) for tag, form in shapes), **look, pointer_events="none")
+    else:
+        for number, (tag, form) in enumerate(shapes):
+            yield element(tag, _title(hover_text(trace, number)), **form, **look)
+    font, places = trace.get("textfont") or {}, trace.get("textposition", "top center")
+    for number, (x, y, _) in enumerate(points if texts else ()):
+        radius, (height, side) = _at(marker.get("size", 6), number) / 2, _at(places, number).split()  # "bottom center"
+        dy = {"top": -radius - 4, "middle": 4, "bottom": radius + 12}[height]
+        dx, anchor = {"left": (-radius - 3, "end"), "center": (0, "middle"), "right": (radius + 3, "start")}[side]
+        ink = {"fill": _at(font.get("color", INK), number), "font_size": font.get("size", 12), "pointer_events": "none"}
+        rim = {} if (height, side) == ("middle", "center") else _RIM
+        yield text(x + dx, y + dy, str(texts[number]), anchor, **ink, **rim) if texts and texts[number] else ""
+
+
+def _marker(marker: Data, x: float, y: float, number: int) -> tuple[str, dict[str, Any]]:
+    """The tag and the attributes of the marker of a point."""
+    symbol, colour = _at(marker.get("symbol", "circle"), number), _at(marker.get("color", GREY), number)
+    radius = _at(marker.get("size", 6), number) / 2
+    if symbol == "x":
+        arms = (
+            f"M{x - radius:.1f},{y - radius:.1f}l{2 * radius},{2 * radius}m0,{-2 * radius}l{-2 * radius},{2 * radius}"
+        )
+        return "path", {"d": arms, "stroke": colour, "stroke_width": 3}
+    if symbol == "square":
+        box = {"x": x - radius, "y": y - radius, "width": 2 * radius, "height": 2 * radius}
+        return "rect", {**box, "fill": colour}
+    is_open = symbol.endswith("-open")
+    rim = {"stroke": colour, "stroke_width": 2} if is_open else {}
+    return "circle", {"cx": x, "cy": y, "r": radius, "fill": "#FFFFFF" if is_open else colour, **rim}
 
 
 def _bars(trace: Data, panel: _Panel) -> Iterator[str]:
-    """Horizontal bars with their labels, stacked on those of earlier traces."""
-    colour, texts = (trace.get("marker") or {}).get("color", GREY), trace.get("text")
-    row_height = abs(panel.y.start - panel.y.end) / max(len(panel.names), 1)
-    height = _BAR * row_height
+    """Horizontal bars with their labels, from a base of their own, else stacked on those of earlier traces."""
+    texts, row_height = trace.get("text"), abs(panel.y.start - panel.y.end) / max(len(panel.names), 1)
+    height = trace.get("width", _BAR) * row_height
     for number, (value, name) in enumerate(zip(trace["x"], trace["y"], strict=True)):
-        low = panel.filled.get(name, 0.0)
+        if value is None:
+            continue
+        low = _at(trace["base"], number) if "base" in trace else panel.filled.get(name, 0.0)
         panel.filled[name] = low + value
-        start, end = panel.x(low), panel.x(low + value)
+        start, end = sorted((panel.x(low), panel.x(low + value)))
         at = panel.y.start - (panel.names.index(name) + 0.5) * row_height
+        at -= trace.get("offset", 0.0) * row_height + height / 2 if "offset" in trace else 0.0
         box = {"x": start, "y": at - height / 2, "width": max(end - start, 0), "height": height}
+        colour = _at((trace.get("marker") or {}).get("color", GREY), number)
         yield element("rect", _title(hover_text(trace, number)), **box, fill=colour)
+        if errors := [panel.x(low + value + error) for error in _errors(trace, number)]:
+            ticks = "".join(f"M{tip:.1f},{at - 4:.1f}v8" for tip in errors)
+            yield element("path", d=f"M{errors[0]:.1f},{at:.1f}H{errors[1]:.1f}{ticks}", stroke=INK, stroke_width=1.5)
+            end = max(end, errors[1])
         if not texts or not texts[number]:
             continue
         lines = str(texts[number]).split("<br>")
@@ -277,7 +337,8 @@ def _bars(trace: Data, panel: _Panel) -> Iterator[str]:
         size = _FONT if is_outside else min(_FONT, _FONT * room / width)
         if size < _MIN_FONT:
             continue
-        x, anchor = (end + 6, "start") if is_outside else ((start + end) / 2, "middle")
+        beside = (start - 6, "end") if value < 0 else (end + 6, "start")
+        x, anchor = beside if is_outside else ((start + end) / 2, "middle")
         ink = INK if is_outside else (trace.get("textfont") or {}).get("color", "white")
         for place, line in enumerate(lines):
             y = at + 4 + _LINE * (place - (len(lines) - 1) / 2)
@@ -292,7 +353,7 @@ def _annotation(note: Data, panel: _Panel) -> Iterator[str]:
     side = note.get("xanchor", "center")
     x += {"left": 5, "right": -5}.get(side, 0)
     look: dict[str, Any] = {"fill": font.get("color", INK), "font_size": min(font.get("size", 12), 14)}
-    look |= {"stroke": "#FFFFFF", "stroke_width": 3, "paint_order": "stroke"}  # a rim
+    look |= _RIM
     for place, line in enumerate(lines):
         yield text(x, y + _LINE * place, line, _ANCHORS[side], **look)
 

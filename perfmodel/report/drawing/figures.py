@@ -52,17 +52,6 @@ def points_of(places: Iterable[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
 
 
-def document(parts: Sequence[str], title: str, width: float, height: float, has_heading: bool = True) -> str:
-    """The SVG file around its parts, with a title; width and height in pixels; has_heading: the title is drawn, too."""
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'height="{height:g}" role="img" font-family="system-ui, sans-serif" font-size="12" fill="{INK}">'
-    )
-    background = element("rect", width=width, height=height, fill="#FFFFFF")
-    heading = [text(12, 20, title, font_size=14, font_weight="600")] if has_heading else []
-    return "\n".join([head, f"<title>{escape(title)}</title>", background, *heading, *parts, "</svg>\n"])
-
-
 def frame(
     x: "Scale", y: "Scale", x_ticks: Ticks, y_ticks: Ticks, x_title: str, y_title: str = "", has_rows: bool = False
 ) -> Iterator[str]:
@@ -74,8 +63,9 @@ def frame(
     for at, label in y_ticks:
         if not has_rows:
             yield element("path", d=f"M{x.start:.1f},{at:.1f}H{x.end:.1f}", stroke=GRID)
-        if label:
-            yield text(x.start - 8, at + 4, label, "end")
+        lines = label.split("<br>")
+        for place, line in enumerate(lines):
+            yield text(x.start - 8, at + 4 + 13 * (place - (len(lines) - 1) / 2), line, "end")
     yield text((x.start + x.end) / 2, y.start + 38, x_title, "middle", fill=GREY)
     if y_title:
         middle = (y.start + y.end) / 2
@@ -102,32 +92,6 @@ class Scale:
     def ticks(self) -> list[float]:
         """A few round values on the axis."""
         return _log_ticks(self.low, self.high) if self.is_log else _linear_ticks(self.low, self.high)
-
-
-def scale_over(values: Iterable[float], start: float, end: float, is_log: bool, from_zero: bool = False) -> Scale:
-    """A scale on which all of `values` have their place, with a little room at the ends. start, end: pixels of the
-    axis; is_log: logarithmic; from_zero: a linear one begins at 0 at the latest"""
-    shown = [value for value in values if not is_log or value > 0]
-    low, high = (min(shown), max(shown)) if shown else (1.0, 10.0)
-    if is_log:
-        return Scale(low / 1.15, high * 1.15 if high > low else high * 2, start, end, True)
-    low = min(0.0, low) if from_zero else low
-    room = (high - low) * 0.06 or abs(high) * 0.5 or 1.0
-    return Scale(low if from_zero and low == 0 else low - room, high + room, start, end)
-
-
-def ticks_at(values: Sequence[float], scale: Scale, room: float) -> list[float]:
-    """Ticks of an axis: those of `values` whose labels do not run into each other, at least `room` pixels apart."""
-    kept: list[float] = []
-    for value in values:
-        if not kept or abs(scale(value) - scale(kept[-1])) >= room:
-            kept.append(value)
-    last = values[-1]
-    if kept[-1] != last:
-        if len(kept) > 1:
-            kept.pop()
-        kept.append(last)
-    return kept
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
@@ -210,6 +174,37 @@ def _rule(ends: Trace, colour: str, more: Trace) -> Trace:
 def note(words: str, x: float, y: float, size: float = 12, **places: Any) -> Trace:
     """`words` at the place x, y, which are exponents on a logarithmic axis. size: of its letters, in pixels"""
     return {"text": words, "x": x, "y": y, "showarrow": False, "font": {"size": size}, **places}
+
+
+# Places of a text beside a marker, with where its middle is: in halves of its width, right and downwards.
+_SIDES = {"bottom center": (0, 1), "top center": (0, -1), "middle right": (1, 0), "middle left": (-1, 0)}
+_SIDES |= {
+    f"{height} {side}": (dx, dy)
+    for height, dy in (("bottom", 1), ("top", -1))
+    for side, dx in (("right", 1), ("left", -1))
+}
+
+
+def text_places(markers: Sequence[tuple[float, float, float]], words: Sequence[str]) -> list[str]:
+    """Where texts stand beside their markers, so that they cover no other text or marker where that can be. markers:
+    (x, y, radius) in pixels, y downwards; words: of each, the most important first; none where empty"""
+    taken = [(x - radius, x + radius, y - radius, y + radius) for x, y, radius in markers]
+    places = []
+    for (x, y, away), label in zip(markers, words, strict=True):
+        half, boxes = text_width(label, 10.5) / 2, {}
+        for name, (side, height) in _SIDES.items():
+            middle, at = x + side * (away + half + 4), y + height * (away + 8)
+            boxes[name] = middle - half, middle + half, at - 7, at + 7
+        free = (name for name, box in boxes.items() if not any(_overlap(box, other) for other in taken))
+        chosen = next(free, "bottom center")
+        taken += [boxes[chosen]] if label else []
+        places.append(chosen)
+    return places
+
+
+def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    """Whether two boxes (left, right, top, bottom) have room in common."""
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def translucent(colour: str, opacity: float) -> str:

@@ -1,7 +1,7 @@
 """Figures of one step: its operators on the roofline, their times, and what lies in device memory."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,7 @@ from perfmodel.report.numbers import format_si
 from perfmodel.specs.hardware import HardwareSpec
 
 _MAX_OPERATORS = 14
-_PLACES = ("bottom center", "top center", "middle right", "middle left")
-_PLOT_PIXELS, _DECADE_PIXELS, _LETTER_PIXELS = 800, 55, 6  # about: the axes' width, a decade's height, a letter's width
+_PLOT_PIXELS, _DECADE_PIXELS = 800, 55  # about: the axes' width, a decade's height
 _MIN_NAMED = 0.06  # share of a bar below which a part has no name in it; hovering names all
 _FREE = "rgba(128,128,128,0.18)"
 _MIN_LABELLED = 0.02  # share of the step below which a marker has no name beside it; hovering names all
@@ -71,7 +70,12 @@ def _markers(rows: Sequence[OperatorEstimate], decades: float) -> Iterator[Trace
     total = sum(point.duration_s for point in rows) or 1.0
     labels = _labels(rows, total)
     pixels = {point.name: 9 + 34 * math.sqrt(point.duration_s / total) for point in rows}  # a marker's diameter
-    places = _label_places(rows, labels, pixels, decades)
+    ordered = sorted(rows, key=lambda point: -point.duration_s)
+    heights = [-math.log10(point.flops / point.duration_s) * _DECADE_PIXELS for point in ordered]
+    lefts = [math.log10(point.intensity) * _PLOT_PIXELS / decades for point in ordered]
+    markers = [(x, y, pixels[point.name] / 2) for x, y, point in zip(lefts, heights, ordered, strict=True)]
+    beside = fig.text_places(markers, [labels.get(point.name, "") for point in ordered])
+    places = dict(zip((point.name for point in ordered), beside, strict=True))
     for bound, colour in BOUND_COLOURS.items():
         group = [point for point in rows if point.bound == bound]
         if not group:
@@ -83,7 +87,7 @@ def _markers(rows: Sequence[OperatorEstimate], decades: float) -> Iterator[Trace
             {"color": colour, "opacity": 0.85, "size": sizes, "line": {"color": "white", "width": 1}},
             name=_bound_name(bound),
             text=[labels.get(point.name, "") for point in group],
-            textposition=[places.get(point.name, _PLACES[0]) for point in group],
+            textposition=[places[point.name] for point in group],
             textfont={"size": 11},
             customdata=[
                 [p.name, format_si(p.duration_s, "s"), p.duration_s / total * 100, format_si(p.hbm_bytes, "B")]
@@ -92,36 +96,6 @@ def _markers(rows: Sequence[OperatorEstimate], decades: float) -> Iterator[Trace
             hovertemplate="<b>%{customdata[0]}</b><br>%{x:.3g} FLOP/byte, %{y:.3s}FLOP/s<br>"
             "%{customdata[1]} (%{customdata[2]:.1f} %), %{customdata[3]}<extra></extra>",
         ) | {"mode": "markers+text"}
-
-
-def _label_places(
-    rows: Sequence[OperatorEstimate], labels: Mapping[str, str], pixels: Mapping[str, float], decades: float
-) -> dict[str, str]:
-    """Label positions around the markers, chosen to cover no other label or marker on a plot of usual size. rows: the
-    operators drawn; labels, pixels: text and marker's diameter, by operator; decades: on the x axis"""
-    markers = []  # x, y and radius, in pixels
-    for point in rows:
-        x = math.log10(point.intensity) * _PLOT_PIXELS / decades
-        y = -math.log10(point.flops / point.duration_s) * _DECADE_PIXELS
-        markers.append((x, y, pixels[point.name] / 2))
-    taken = [(x - radius, x + radius, y - radius, y + radius) for x, y, radius in markers]
-    places: dict[str, str] = {}
-    for point, (x, y, away) in sorted(zip(rows, markers, strict=True), key=lambda pair: -pair[0].duration_s):
-        if point.name not in labels:
-            continue
-        half = len(labels[point.name]) * _LETTER_PIXELS / 2
-        offsets = ((0.0, away + 8), (0.0, -away - 8), (away + half + 4, 0.0), (-away - half - 4, 0.0))
-        boxes = [(x + dx - half, x + dx + half, y + dy - 8, y + dy + 8) for dx, dy in offsets]
-        free = (n for n, box in enumerate(boxes) if not any(_overlap(box, other) for other in taken))
-        chosen = next(free, 0)
-        taken.append(boxes[chosen])
-        places[point.name] = _PLACES[chosen]
-    return places
-
-
-def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
-    """Whether two boxes (left, right, top, bottom) have room in common."""
-    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def _bound_name(bound: str) -> str:

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from perfmodel.planning.finalist import Finalist
 from perfmodel.planning.mixes import MixAnswer
 from perfmodel.planning.result import PlanResult
-from perfmodel.report.document import Plot, Table
+from perfmodel.report.document import Plot, Table, named_plot
 from perfmodel.report.numbers import format_optional
-from perfmodel.report.views.step import named_plot
 
 
 def changed_sentences(result: PlanResult, winner: Finalist) -> Iterator[str]:

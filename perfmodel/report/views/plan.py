@@ -15,10 +15,11 @@ from perfmodel.planning.metrics import ALTERNATIVES, metric_of
 from perfmodel.planning.points import shares_text
 from perfmodel.planning.result import JobPlan, PlanResult
 from perfmodel.planning.space import NO_PRICE
-from perfmodel.report.document import Block, Commands, Document, Line, Notes, Paragraph, Picture, Sentences, Span, Table
-from perfmodel.report.drawing.charts import Bar, Dot, bars_svg, pareto_svg
-from perfmodel.report.drawing.figures import COLOURS
+from perfmodel.report.document import Block, Commands, Document, Line, Notes, Paragraph, Plot, Sentences, Span, Table
+from perfmodel.report.drawing.charts import Bar, bars_figure
+from perfmodel.report.drawing.figures import COLOURS, Figure
 from perfmodel.report.numbers import format_duration, format_metric, format_number, format_optional
+from perfmodel.report.plots.whatif import front_plot
 from perfmodel.report.views.elastic import changed_sentences, changed_tables, fleet_plots
 from perfmodel.report.views.run import alternatives_sentences
 from perfmodel.report.views.scenario import trust_blocks, trust_line
@@ -28,7 +29,6 @@ Columns = Sequence[tuple[str, Callable[[Row], Line]]]  # (title, the cell of a r
 
 _HOURS_PER_MONTH = 730  # a year's, over twelve
 _LITTLE = 0.01  # of the choice's expected cost: what a measurement has to be worth to be named
-_WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis beside it
 _NUM_OPTIONS = 6
 OBJECTIVES = {
     "cheapest": "USD per hour",
@@ -82,9 +82,11 @@ def plan_view(result: PlanResult, command: str = "") -> Document:
     """The answer, pictures, tables, commands, what was searched, notes."""
     blocks: list[Block] = [Sentences(plan_sentences(result))]
     if result.everyone:
-        blocks.append(Picture("finalists", partial(_finalists_drawn, result)))
+        title = f"{result.scenario.name}: finalists, best first [80 % intervals]"
+        blocks.append(Plot(title, partial(_finalists_drawn, result), name="finalists"))
     if len(result.front) > 1:
-        blocks.append(Picture("front", partial(_front_drawn, result)))
+        title = f"{result.scenario.name}: cost and latency at {result.rate:g} requests/s, simulated"
+        blocks.append(Plot(title, lambda: front_plot(result.to_json()), "Numbers are those of the table.", "front"))
     tables = [_devices(result), *_finalists(result), _front(result), *changed_tables(result)]
     blocks += [*(table for table in tables if table.rows), *trust_blocks(result.trust)]
     blocks += fleet_plots(result)
@@ -350,33 +352,15 @@ def _front(result: PlanResult) -> Table:
     return _table(columns, rows, "What a higher budget buys, simulated", _FRONT_NOTE, left=2)
 
 
-def _finalists_drawn(result: PlanResult) -> str:
+def _finalists_drawn(result: PlanResult) -> Figure:
     """A bar for each, the choice in another colour, those that miss the SLO at the end."""
-    groups: dict[str, list[Bar]] = {}
+    bars = []
     for place, finalist in enumerate(result.everyone):
         figure, interval = result.figure(finalist), result.interval(finalist)
         colour = COLOURS[0 if finalist is result.winner else 1]
-        bar = Bar(finalist.label, figure, colour, f"{figure:.3g} {_interval(interval, '.3g')}", interval)
-        group = "" if place < len(result.ranked) else "Miss the SLO at the target rate"
-        groups.setdefault(group, []).append(bar)
-    heading = f"{result.scenario.name}: finalists, best first [80 % intervals]"
-    return bars_svg(groups, heading, OBJECTIVES[result.spec.objective])
-
-
-def _front_drawn(result: PlanResult) -> str:
-    """The front, numbered as in the table, and finalists that it beats."""
-    names = {point.label for point in result.front}
-    numbered = list(enumerate(result.front, 1))
-    dots = [Dot(str(number), point.cost, point.tightness, COLOURS[0], True) for number, point in numbered]
-    others = [finalist for finalist in result.ranked if finalist.label not in names]
-    dots += [Dot("", other.cost, result.tightness(other), COLOURS[0], False) for other in others]
-    legend = [f"{number}: {point.label}" for number, point in numbered]
-    legend += ["\u25cb: other finalists"] * bool(others)
-    x_title = "USD per hour" if result.front[0].usd_per_hour is not None else "GPUs"
-    heading = f"{result.scenario.name}: cost and latency at {result.rate:g} requests/s, simulated"
-    heights = [dot.y for dot in dots]
-    log = ("y",) if max(heights) > _WIDE * min(heights) else ()
-    return pareto_svg({"": dots}, heading, x_title, "latency over its limit (1: just met)", log, legend)
+        name = finalist.label if place < len(result.ranked) else f"{finalist.label} (misses the SLO at the target rate)"
+        bars.append(Bar(name, figure, colour, f"{figure:.3g} {_interval(interval, '.3g')}", interval))
+    return bars_figure(bars, OBJECTIVES[result.spec.objective])
 
 
 def preliminary_sentence(preliminary: Preliminary) -> str:

@@ -16,7 +16,7 @@ from perfmodel.report.numbers import MISSING, format_in, format_number, format_o
 from perfmodel.report.plots.run import pool_names
 from perfmodel.report.views import scenario as facts
 from perfmodel.report.views.scenario import MORE, describe_traffic, few_notes, hardware_source, headline, scenario_facts
-from perfmodel.report.views.step import bound_shares, named_plot, step_blocks
+from perfmodel.report.views.step import bound_shares, step_blocks
 from perfmodel.sim.records.columns import Bools, RequestColumns, missed
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.traffic.distributions import class_shares
@@ -297,26 +297,28 @@ def _plots(result: RunResult, before: str = "") -> Iterator[Plot]:
         note = f"Share of {len(requests):,} requests at or below each latency."
         if len(requests) > MAX_POINTS:
             note += f" Drawn through {MAX_POINTS} of them, evenly spaced in rank, the extremes included."
-        yield named_plot(f"{before}Latency distributions", "run.latency_figure", note, requests, result.scenario.slo)
+        yield doc.named_plot(
+            f"{before}Latency distributions", "run.latency_figure", note, requests, result.scenario.slo
+        )
     pools = result.summary.get("pools") or ()
     if pools:
         yield from _fleet_plots(result, pools)
     if steps is not None and len(steps):
         binned = f"Means over at most {MAX_BINS} equal intervals; {len(steps):,} step records in all."
         banded = f"{binned} Shaded: from minimum to maximum of an interval."
-        yield named_plot(f"{before}Tokens per second", "run.throughput_figure", binned, steps)
+        yield doc.named_plot(f"{before}Tokens per second", "run.throughput_figure", binned, steps)
         if not pools:
-            yield named_plot(
+            yield doc.named_plot(
                 f"{before}Requests in the system", "run.load_figure", f"All replicas together. {banded}", steps
             )
         if result.num_blocks:
             note = banded if len({*steps.replica.tolist()}) == 1 else binned
-            yield named_plot(f"{before}KV cache in use", "run.kv_figure", note, steps, result.num_blocks, pools)
+            yield doc.named_plot(f"{before}KV cache in use", "run.kv_figure", note, steps, result.num_blocks, pools)
     if any(alternatives_sentences(result.summary)):
         note = "Share of hours that have this traffic; the others have none. Dotted: rented devices that are kept."
-        yield named_plot(f"{before}Cost by utilisation", "run.utilisation_figure", note, result.summary)
+        yield doc.named_plot(f"{before}Cost by utilisation", "run.utilisation_figure", note, result.summary)
     if shares := result.summary.get("bound_share"):
-        yield named_plot(f"{before}What bounded the time", "run.bound_figure", "", shares)
+        yield doc.named_plot(f"{before}What bounded the time", "run.bound_figure", "", shares)
 
 
 def _fleet_plots(result: RunResult, pools: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
@@ -324,25 +326,25 @@ def _fleet_plots(result: RunResult, pools: Sequence[Mapping[str, Any]]) -> Itera
     requests, steps = result.requests, result.steps
     if any(pool.get("replicas_over_time") for pool in pools):
         note = "Replicas that serve, by pool; dotted with those that are starting and paid for; a cross is a failure."
-        yield named_plot("Replicas over time", "run.replicas_figure", note, pools, result.summary["duration"])
+        yield doc.named_plot("Replicas over time", "run.replicas_figure", note, pools, result.summary["duration"])
         is_good = None if requests is None or not len(requests) else _within_slo(result, requests)
         if requests is not None and is_good is not None:
             note, end_s = "Answered requests by when they arrived, in 60 equal intervals.", result.summary["duration"]
-            yield named_plot(
+            yield doc.named_plot(
                 "Requests within the SLO", "run.attainment_figure", note, requests.arrival_s, is_good, end_s
             )
     if steps is not None and len(steps):
         note = "Means over equal intervals, all engines of a pool together."
-        yield named_plot("Requests in each pool", "run.pool_load_figure", note, steps, pools)
+        yield doc.named_plot("Requests in each pool", "run.pool_load_figure", note, steps, pools)
     if all(pool.get("usd_total") is not None for pool in pools):
         note = "Replicas are paid for from the beginning of their start until they stop or fail."
-        yield named_plot("Cost by pool", "run.pool_costs_figure", note, pools)
+        yield doc.named_plot("Cost by pool", "run.pool_costs_figure", note, pools)
     kinds = result.scenario.traffic.classes
     if kinds and requests is not None and len(requests):
         of_all = class_shares(result.scenario).of_all(requests.request_id)
         ttft = {kind.name: requests.ttft_s[of_all == number] * 1e3 for number, kind in enumerate(kinds)}
         limits = {kind.name: (kind.slo or result.scenario.slo).limit_ms("ttft") for kind in kinds}
-        yield named_plot("TTFT by class", "run.classes_figure", "", ttft, limits)
+        yield doc.named_plot("TTFT by class", "run.classes_figure", "", ttft, limits)
 
 
 def _within_slo(result: RunResult, requests: RequestColumns) -> Bools | None:

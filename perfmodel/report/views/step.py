@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, get_args
 
 import numpy as np
@@ -11,7 +10,7 @@ from perfmodel.cost import plan_memory
 from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate
 from perfmodel.planning.typical_step import StepReport
 from perfmodel.report import document as doc
-from perfmodel.report.document import Block, Details, Document, Line, Notes, Paragraph, Plot, Span, Table, Tone
+from perfmodel.report.document import Block, Details, Document, Line, Notes, Paragraph, Span, Table, Tone
 from perfmodel.report.numbers import format_number, format_si
 from perfmodel.report.views import scenario as facts
 from perfmodel.report.views.scenario import MORE, few_notes, hardware_source, headline, scenario_facts, trust_blocks
@@ -89,21 +88,11 @@ def step_blocks(report: StepReport) -> Iterator[Block]:
     note = f"{label}. One device's share; marker area follows the time."
     if hidden:
         note += f" Not on the plot, because they do no counted FLOPs or move no bytes: {', '.join(hidden)}."
-    yield named_plot("Roofline of one step", "step.roofline_figure", note, hardware, estimate.rows)
-    yield named_plot("Operators of that step", "step.operators_figure", f"{label}.", estimate.rows)
+    yield doc.named_plot("Roofline of one step", "step.roofline_figure", note, hardware, estimate.rows)
+    yield doc.named_plot("Operators of that step", "step.operators_figure", f"{label}.", estimate.rows)
     plan = plan_memory(report.scenario.model, hardware, report.scenario.engine)
     note = "One device; the line is what a process sees of it."
-    yield named_plot("Device memory", "step.memory_figure", note, plan)
-
-
-def named_plot(title: str, drawing: str, note: str, *data: Any) -> Plot:
-    """A plot by its function in `perfmodel.report.plots`, which loads numpy: nothing is drawn before a page asks."""
-
-    def draw() -> Any:
-        module, _, name = drawing.rpartition(".")
-        return getattr(import_module(f"perfmodel.report.plots.{module}"), name)(*data)
-
-    return Plot(title, draw, note)
+    yield doc.named_plot("Device memory", "step.memory_figure", note, plan)
 
 
 def ridge_points(hardware: HardwareSpec) -> dict[str, float]:

@@ -12,9 +12,9 @@ from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.planning.findings import TIE, best_at, better_by, crossings, ladder_gains, pareto_front, stretches
 from perfmodel.planning.metrics import Metric
 from perfmodel.planning.study import Answers, Label, PlotSpec, Study, StudyPart, StudyResult
-from perfmodel.report.document import Block, Document, Heading, Notes, Paragraph, Picture, Sentences, Span, Table
+from perfmodel.report.document import Block, Document, Heading, Notes, Paragraph, Plot, Sentences, Span, Table
 from perfmodel.report.drawing import charts
-from perfmodel.report.drawing.figures import BLUE, COLOURS, ORANGE, SKY
+from perfmodel.report.drawing.figures import BLUE, COLOURS, ORANGE, SKY, Figure, Trace, line
 from perfmodel.report.numbers import MISSING, format_factor, format_metric, format_short
 from perfmodel.report.views.scenario import headline
 from perfmodel.specs.overrides import as_overrides
@@ -182,20 +182,26 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _pictures(parts: Sequence[StudyPart]) -> Iterator[Picture]:
-    """A picture for each of the study's plots and each machine that it was asked on; of two clocks the first is drawn,
-    the second dashed beside it."""
+def _plots(parts: Sequence[StudyPart]) -> Iterator[Plot]:
+    """One for each of the study's plots and each machine that it was asked on; of two clocks the first is drawn, the
+    second dashed beside it."""
     study = parts[0].first.study
     for number, plot in enumerate(study.plots, 1):
+        metric = _metric(study, plot)
         if plot.kind == "waterfall":
-            yield Picture(f"{number}-waterfall", partial(_waterfall, parts, _metric(study, plot)))
+            title = f"{study.study.replace('_', ' ')}: gain in {metric.label}, rung by rung"
+            yield Plot(title, partial(_waterfall, parts, metric), name=f"{number}-waterfall")
             continue
-        names = [_metric(study, plot).key, *([plot.x] if plot.kind == "pareto" and plot.x else [])]
+        x = study.metric_named(plot.x) if plot.kind == "pareto" and plot.x else None
+        names = [metric.key, *([x.key] if x else [])]
         for which, part in enumerate(parts):
             records = part.first.records.values()
             if any(all(record.values.get(name) is not None for name in names) for record in records):
+                title = f"{metric.name}{f' and {x.label}' if x else ''}: {_title(part)}"
+                if plot.kind == "lines" and len(part.answers) > 1:
+                    title += f" (line: {next(iter(part.answers))}, dashed: {list(part.answers)[1]})"
                 name = f"{number}-{plot.kind}{'-here' if which else ''}"
-                yield Picture(name, partial(_DRAWN[plot.kind], _title(part), part.answers, plot))
+                yield Plot(title, partial(_DRAWN[plot.kind], part.answers, plot), name=name)
 
 
 def _title(part: StudyPart) -> str:
@@ -212,30 +218,29 @@ def _drawn(answers: Answers, variant: str, at: Fixed, metric: Metric, plot: Plot
     return None if value is None else value * metric.scale
 
 
-def _lines_drawn(title: str, by_clock: Mapping[str, Answers], plot: PlotSpec) -> str:
+def _lines_drawn(by_clock: Mapping[str, Answers], plot: PlotSpec) -> Figure:
     first = next(iter(by_clock.values()))
     metric, axis = _metric(first.study, plot), first.study.x_axis(plot)
     assert axis is not None  # the study's file was checked for it
     colours = dict(zip(first.variants, cycle(COLOURS), strict=False))
-    panels = []
+    panels = {}
     for fixed in first.places(axis):
-        lines = []
-        for number, answers in enumerate(by_clock.values()):
+        lines = panels[_place(fixed)] = list[Trace]()
+        for number, (clock, answers) in enumerate(by_clock.items()):
             for variant in answers.variants:
                 if not plot.relative or variant != answers.reference:
-                    along = answers.axes[axis]
+                    along, colour = answers.axes[axis], colours.get(variant, COLOURS[0])
                     ys = [_drawn(answers, variant, {**fixed, axis: label}, metric, plot) for label in along.labels]
-                    colour = colours.get(variant, COLOURS[0])
-                    lines.append(charts.Line(variant, list(along.numbers), ys, colour, is_dashed=number > 0))
-        panels.append(charts.Panel(_place(fixed), lines))
+                    dash, look = ("dash", {}) if number else ("solid", {"mode": "lines+markers"})
+                    hover = f"{variant}, {clock}: %{{y:.4g}}<extra></extra>"
+                    trace = line(along.numbers, ys, variant, colour, hover, width=2, dash=dash, showlegend=not number)
+                    lines.append({**trace, "marker": {"color": colour, "size": 5}, **look})
     unit = first.axes[axis].unit_label
-    if len(by_clock) > 1:
-        title += f" (line: {next(iter(by_clock))}, dashed: {list(by_clock)[1]})"
     titles = (axis if not unit or unit in axis else f"{axis}, {unit}", _axis_title(first, metric, plot))
-    return charts.lines_svg(panels, f"{metric.name}: {title}", *titles, plot.log, 1.0 if plot.relative else None)
+    return charts.lines_figure(panels, *titles, plot.log, 1.0 if plot.relative else None)
 
 
-def _pareto(title: str, by_clock: Mapping[str, Answers], plot: PlotSpec) -> str:
+def _pareto(by_clock: Mapping[str, Answers], plot: PlotSpec) -> Figure:
     answers = next(iter(by_clock.values()))
     x, y = answers.study.metric_named(plot.x or ""), _metric(answers.study, plot)
     panels: dict[str, list[charts.Dot]] = {}
@@ -249,38 +254,34 @@ def _pareto(title: str, by_clock: Mapping[str, Answers], plot: PlotSpec) -> str:
         ]
     panels = {name: dots for name, dots in panels.items() if dots}
     if all(dots == next(iter(panels.values())) for dots in panels.values()):
-        panels = dict([next(iter(panels.items()))])  # the axes change nothing of it
-    x_title, y_title = (_axis_title(answers, metric) for metric in (x, y))
-    return charts.pareto_svg(panels, f"{y.name} and {x.label}: {title}", x_title, y_title, plot.log)
+        panels = {"": next(iter(panels.values()))}  # the axes change nothing of it
+    return charts.pareto_figure(panels, _axis_title(answers, x), _axis_title(answers, y), plot.log)
 
 
-def _bars_drawn(title: str, by_clock: Mapping[str, Answers], plot: PlotSpec) -> str:
+def _bars_drawn(by_clock: Mapping[str, Answers], plot: PlotSpec) -> Figure:
     first = next(iter(by_clock.values()))
-    metric = _metric(first.study, plot)
-    groups: dict[str, list[charts.Bar]] = {}
+    metric, bars = _metric(first.study, plot), []
     for fixed in first.places():
         for variant in first.variants:
             for number, (clock, answers) in enumerate(by_clock.items()):
-                name = f"{variant}, {clock}" if len(by_clock) > 1 else variant
-                bar = charts.Bar(name, _drawn(answers, variant, fixed, metric, plot), COLOURS[number])
-                groups.setdefault(_place(fixed), []).append(bar)
-    return charts.bars_svg(groups, f"{metric.name}: {title}", _axis_title(first, metric, plot))
+                name = ", ".join(filter(None, (variant, clock if len(by_clock) > 1 else "", _place(fixed))))
+                bars.append(charts.Bar(name, _drawn(answers, variant, fixed, metric, plot), COLOURS[number]))
+    return charts.bars_figure(bars, _axis_title(first, metric, plot))
 
 
 _DRAWN = {"lines": _lines_drawn, "pareto": _pareto, "bars": _bars_drawn}
 
 
-def _waterfall(parts: Sequence[StudyPart], metric: Metric) -> str:
-    first = parts[0].first
+def _waterfall(parts: Sequence[StudyPart], metric: Metric) -> Figure:
     ladders: list[charts.Ladder] = []
+    variants = parts[0].first.variants
     for part in parts:
         for clock, answers in part.answers.items():
             fixed = next(iter(answers.places()))
-            gains = ladder_gains([answers.value(v, fixed, metric.key) for v in first.variants], metric.is_better_low)
+            gains = ladder_gains([answers.value(v, fixed, metric.key) for v in variants], metric.is_better_low)
             name = f"{_title(part)}, {clock}" if len(part.answers) > 1 else _title(part)
             ladders.append(charts.Ladder(name, gains, _LADDER_COLOURS[len(ladders) % 3]))
-    heading = f"{first.study.study.replace('_', ' ')}: gain in {metric.label}, rung by rung"
-    return charts.waterfall_svg(first.variants, ladders, heading, "times better than the first rung")
+    return charts.waterfall_figure(variants, ladders, "times better than the first rung")
 
 
 def _axis_title(answers: Answers, metric: Metric, plot: PlotSpec | None = None) -> str:
@@ -297,7 +298,7 @@ def study_view(result: StudyResult, command: str = "") -> Document:
     study = result.study
     blocks: list[Block] = [Paragraph(Span(sentence, "bad")) for sentence in _quick(result)]
     blocks += [Sentences(_sentences(part), _title(part)) for part in result.parts]
-    blocks += _pictures(result.parts)
+    blocks += _plots(result.parts)
     for part in result.parts:
         blocks.append(Heading(_title(part)))
         blocks.append(Paragraph(f"In brackets: how many times better than {part.first.reference}."))

@@ -14,8 +14,8 @@ from perfmodel.evidence.observation import grouped
 from perfmodel.evidence.report import NOT_APPLICABLE, Comparison, ErrorStats, ValidationReport
 from perfmodel.planning.metrics import LATENCIES, metric_of
 from perfmodel.report import document as doc
-from perfmodel.report.document import Block, Commands, Document, Line, Notes, Paragraph, Sentences, Span, Table
-from perfmodel.report.drawing.charts import Series, ecdf_svg, scatter_svg
+from perfmodel.report.document import Block, Commands, Document, Line, Notes, Paragraph, Plot, Sentences, Span, Table
+from perfmodel.report.drawing.charts import Series, ecdf_figure, scatter_figure
 from perfmodel.report.numbers import MISSING
 from perfmodel.report.views.scenario import MORE, few_notes
 
@@ -61,7 +61,7 @@ def validation_view(report: ValidationReport, command: str = "") -> Document:
         *_load_tests(report.runs),
         _published(report.figures),
         _techniques(report.techniques),
-        *_pictures(report),
+        *_plots(report),
         *_dimensions(report.comparisons),
         _other_groups(report),
         *_worst(report.worst),
@@ -198,16 +198,16 @@ def _shares(breakdown: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= _MIN_SHARE)
 
 
-def _pictures(report: ValidationReport) -> Iterator[doc.Picture]:
+def _plots(report: ValidationReport) -> Iterator[Plot]:
     """A scatter plot for each of the first headline metrics by device, and one of how errors are distributed."""
     shown = _headlines(report.comparisons)
     for comparison in shown[:_MAX_PLOTS]:
         title = f"{report.kind}: {metric_of(comparison.metric).label}, predicted over measured"
-        draw = partial(scatter_svg, _series(comparison), comparison.unit, title)
-        yield doc.Picture(f"scatter-{comparison.metric}", draw)
+        draw = partial(scatter_figure, _series(comparison), comparison.unit)
+        yield Plot(title, draw, name=f"scatter-{comparison.metric}")
     if shown:
         by = [(metric_of(of.metric).label, of.rows) for of in shown] if shown[1:] else _series(shown[0])
-        yield doc.Picture("errors", partial(ecdf_svg, by, f"{report.kind}: distribution of absolute errors"))
+        yield Plot(f"{report.kind}: distribution of absolute errors", partial(ecdf_figure, by), name="errors")
 
 
 def _series(comparison: Comparison) -> list[Series]:

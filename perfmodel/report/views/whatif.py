@@ -1,8 +1,8 @@
 """A what-if in sentences, tables and pictures: which resource counts, where bounds change, what alternatives pay."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from typing import Any
 
 from perfmodel.planning.axes import Axis
@@ -10,49 +10,18 @@ from perfmodel.planning.metrics import Metric, metric_of, study_metric
 from perfmodel.planning.points import Record
 from perfmodel.planning.speculation import DraftChoice, SpeculationAdvice
 from perfmodel.planning.sweep import SweepResult
-from perfmodel.planning.whatif import NEAR, Sensitivity, WhatIfAnswers, WhatIfResult
-from perfmodel.report.document import Block, Document, Line, Notes, Paragraph, Picture, Sentences, Span, Table
-from perfmodel.report.drawing import charts
-from perfmodel.report.drawing import figures as fig
-from perfmodel.report.drawing.figures import BLUE, GREY, ORANGE, document, element, scale_over, text, text_width
+from perfmodel.planning.whatif import NEAR, WhatIfAnswers, WhatIfResult
+from perfmodel.report.document import Block, Document, Line, Notes, Paragraph, Plot, Sentences, Span, Table
 from perfmodel.report.numbers import MISSING, format_metric, format_short
+from perfmodel.report.plots import whatif as plots
+from perfmodel.report.plots.whatif import path_label
 from perfmodel.report.views.scenario import MORE, few_notes, headline, headline_with_slo, trust_blocks, trust_line
 from perfmodel.trust import trust_of
 
-_LABELS = {
-    "peak_flops": "peak FLOPs",
-    "bandwidth": "bandwidth",
-    "capacity": "capacity",
-    "power_cap_w": "power cap in W",
-    "kernels": "kernel overheads",
-    "host": "host time",
-    "rate": "arrival rate",
-    "concurrency": "concurrency",
-}
-_OF_NETWORKS = {"bandwidth_bytes_per_s": "network bandwidth", "latency_s": "network latency"}
-_NAMES = {"hbm": "HBM", "nvlink": "NVLink", "pcie": "PCIe", "infinity_fabric": "Infinity Fabric", "ici": "ICI"}
 _SMALL = 0.02  # an elasticity below is reported as none
 _FAR = 0.1  # of a metric's logarithm over a whole axis: reported where no elasticity is
 _MOST = 3  # values that are named in a sentence
 _PHYSICAL = ("compute", "memory", "communication")
-
-
-def path_label(path: str) -> str:
-    """`HBM bandwidth` for hardware.hbm.bandwidth; other paths stay as they are."""
-    parts = path.split(".")
-    if parts[:2] == ["cluster", "network"] and parts[-1] in _OF_NETWORKS:
-        return _OF_NETWORKS[parts[-1]]
-    if parts[:2] == ["cluster", "pools"] and "hardware" in parts:
-        return f"{path_label('.'.join(parts[3:]))} of pool {parts[2]}"
-    if path == "cluster.kv_transfer.bandwidth_bytes_per_s":
-        return "KV link bandwidth"
-    if path == "hardware":
-        return "device"
-    label = _LABELS.get(parts[-1])
-    if label is None or parts[0] not in ("hardware", "overheads", "traffic"):
-        return path
-    owner = _NAMES.get(parts[-2], "")
-    return f"{owner} {label}" if owner else label if len(parts) == 2 or parts[0] == "traffic" else path
 
 
 def x_label(x: float, unit: str) -> str:
@@ -188,7 +157,7 @@ def whatif_view(result: WhatIfResult, command: str = "") -> Document:
     answers = result.answers
     metrics = [study_metric(name) for name in answers.question.base.metrics]
     blocks: list[Block] = [Sentences(whatif_sentences(result))]
-    blocks += [picture for metric in metrics for picture in _pictures(answers, metric)]
+    blocks += _plots(result, metrics)
     blocks += [_sensitivities(answers, metric) for metric in metrics]
     blocks += _values_tables(answers, metrics)
     if answers.grid:
@@ -263,93 +232,24 @@ def _cell(record: Record, metric: Metric) -> str:
     return format_metric(metric, record.values.get(metric.key))
 
 
-def _pictures(answers: WhatIfAnswers, metric: Metric) -> Iterator[Picture]:
-    """A tornado, a heat map of a grid, lines beside an alternative's."""
-    effects = [one for one in answers.of_metric(metric.key) if one.axis.xs and one.base and one.swing > 0]
-    if len(effects) > 1:
-        yield Picture(f"tornado-{metric.key}", partial(_tornado_svg, effects, metric))
-    if answers.grid:
-        yield Picture(f"grid-{metric.key}", partial(_heat_svg, answers, metric))
-    for axis in answers.question.axes:
-        if len(axis.xs) > 3 or (axis.xs and answers.others):
-            yield Picture(f"{axis.path}-{metric.key}", partial(_lines_svg, answers, axis, metric))
+def _plots(result: WhatIfResult, metrics: Sequence[Metric]) -> Iterator[Plot]:
+    """By metric a tornado, a heat map of a grid, lines beside an alternative's."""
+    answers, data = result.answers, cache(result.to_json)
 
+    def plot(title: str, name: str, draw: Callable[..., Any], *places: str) -> Plot:
+        return Plot(title, lambda: draw(data(), *places), name=name)
 
-# Of the pictures, in pixels.
-_WIDTH, _BAR, _ROW, _TOP = 860, 18, 28, 62
-_LONGEST_NAME = 28  # of what a line is, in characters
-_ROOM = 70  # for what is written at the ends of bars
-
-
-def _tornado_svg(effects: Sequence[Sensitivity], metric: Metric) -> str:
-    """Bars from the metric at the low value of each axis to that at the high one, about what it is now."""
-    base = effects[0].base or 0.0
-    left = 24 + max(text_width(path_label(one.axis.path)) for one in effects)
-    ends = [value for one in effects for value in (one.low, one.high) if value is not None]
-    x = scale_over([base, *ends], left + _ROOM, _WIDTH - _ROOM, is_log=min([base, *ends]) > 0)
-    bottom = _TOP + _ROW * len(effects)
-    legend = f"from the low value (blue) to the high one (orange); now {format_metric(metric, base)} {metric.unit}"
-    parts = [text(12, 40, legend, fill=GREY)]
-    for tick in x.ticks:
-        parts.append(element("line", x1=x(tick), y1=_TOP - 8, x2=x(tick), y2=bottom, stroke=fig.GRID))
-        parts.append(text(x(tick), bottom + 18, format_metric(metric, tick), "middle"))
-    for row, one in enumerate(effects):
-        axis, low, high, top = one.axis, one.low, one.high, _TOP + _ROW * row
-        parts.append(text(left - 8, top + 13, path_label(axis.path), "end"))
-        same_side = low is not None and high is not None and (low - base) * (high - base) > 0
-        sides = ((low, high, axis.xs[0], BLUE), (high, low, axis.xs[-1], ORANGE))
-        for number, (value, other, at, colour) in enumerate(sides):
-            if value is None:
-                continue
-            start, end = sorted((x(base), x(value)))
-            # Two bars on one side lie one above the other, else they would hide each other.
-            height, y, shift = (_BAR / 2, top + number * _BAR / 2, 10 if number else 1) if same_side else (_BAR, top, 6)
-            parts.append(element("rect", x=start, y=y, width=max(end - start, 1), height=height, fill=colour))
-            is_free = number == 1 if other is None or other == base else other < base  # where the other bar is not
-            is_right = value > base or (value == base and is_free)
-            place, anchor = (end + 6, "start") if is_right else (start - 6, "end")
-            parts.append(text(place, top + shift + 7, x_label(at, axis.unit), anchor, font_size=11))
-    parts.append(element("line", x1=x(base), y1=_TOP - 8, x2=x(base), y2=bottom, stroke=GREY))
-    return document(parts, metric.title, _WIDTH, bottom + 32)
-
-
-def _heat_svg(answers: WhatIfAnswers, metric: Metric) -> str:
-    """The metric in each cell of the grid, darker where it is larger."""
-    down, across = answers.question.axes
-    values = {key: record.values.get(metric.key) for key, record in answers.grid.items()}
-    there = [value for value in values.values() if value is not None]
-    shade = scale_over(there or [0, 1], 0.06, 0.75, is_log=bool(there) and min(there) > 0)
-    rows, columns = _places(down), _places(across)
-    left = 30 + max(map(text_width, (*rows, path_label(down.path))))
-    wide = min((_WIDTH - left - 20) / len(columns), 120)
-    parts = [text(left, 44, path_label(across.path), fill=GREY)]
-    parts.append(text(left - 10, 62, path_label(down.path), "end", fill=GREY))
-    parts += [text(left + (column + 0.5) * wide, 62, words, "middle") for column, words in enumerate(columns)]
-    for row, (words, one) in enumerate(zip(rows, down.overrides, strict=True)):
-        top = 70 + row * 30
-        parts.append(text(left - 10, top + 19, words, "end"))
-        for column, other in enumerate(across.overrides):
-            value, at = values[one, other], left + column * wide
-            dark = 0.0 if value is None else shade(value)
-            box = {"x": at, "y": top, "width": wide - 2, "height": 28}
-            parts.append(element("rect", **box, fill=BLUE, fill_opacity=dark))
-            ink = "#FFFFFF" if dark > 0.45 else fig.INK
-            parts.append(text(at + wide / 2 - 1, top + 19, format_metric(metric, value), "middle", fill=ink))
-    return document(parts, metric.title, _WIDTH, 80 + 30 * len(rows))
-
-
-def _lines_svg(answers: WhatIfAnswers, axis: Axis, metric: Metric) -> str:
-    others, name = answers.others.get(axis.path), " ".join(answers.question.against)
-    sides: Mapping[str, Sequence[Record]] = {"as it is" if answers.others else "": answers.by_axis[axis.path]}
-    if others is not None:
-        sides = {**sides, name if len(name) <= _LONGEST_NAME else "alternative": others}
-    lines = []
-    for (side, records), colour in zip(sides.items(), (BLUE, ORANGE), strict=False):
-        values = [record.values.get(metric.key) for record in records]
-        lines.append(charts.Line(side, axis.xs, [None if y is None else y * metric.scale for y in values], colour))
-    label = path_label(axis.path)
-    x_title, log = label + (f", {axis.unit}" if axis.unit else ""), ["x"] if min(axis.xs) > 0 else []
-    return charts.lines_svg([charts.Panel("", lines)], f"{metric.name} along {label}", x_title, metric.title, log)
+    for metric in metrics:
+        key = metric.key
+        moving = [one for one in answers.of_metric(key) if one.axis.xs and one.base and one.swing > 0]
+        if len(moving) > 1:
+            yield plot(metric.title, f"tornado-{key}", plots.tornado, key)
+        if answers.grid:
+            yield plot(metric.title, f"grid-{key}", plots.grid_figure, key)
+        for axis in answers.question.axes:
+            if len(axis.xs) > 3 or (axis.xs and answers.others):
+                title = f"{metric.name} along {path_label(axis.path)}"
+                yield plot(title, f"{axis.path}-{key}", plots.along_figure, axis.path, key)
 
 
 def sweep_view(result: SweepResult) -> Document:

@@ -17,9 +17,10 @@ from perfmodel.commands.catalog import TechniquesRequest
 from perfmodel.commands.request import CommandRequest
 from perfmodel.commands.runs import MemoryRequest
 from perfmodel.commands.searches import PlanRequest
+from perfmodel.report.plots.whatif import front_plot, tornado
 from perfmodel.specs.overrides import parse_override
 from perfmodel.web.app import build_app
-from perfmodel.web.pictures import against_lines, bounds_plot, devices_bars, front_plot, tornado
+from perfmodel.web.pictures import against_lines, bounds_plot, devices_bars
 from perfmodel.web.results import QueryResult, run_query
 from perfmodel.web.service import QueryService
 from perfmodel.web.state import PageState, read_state, request_of

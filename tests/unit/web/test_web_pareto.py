@@ -28,7 +28,7 @@ from perfmodel.web.compare import (
     published_points,
     reading_text,
 )
-from perfmodel.web.export import export_page
+from perfmodel.web.pages import export_page
 from perfmodel.web.pictures import front
 from perfmodel.web.service import resolved_fields
 from perfmodel.web.state import PageState, read_state

@@ -11,7 +11,7 @@ from perfmodel.errors import SpecError
 from perfmodel.planning.points import evaluate
 from perfmodel.planning.typical_step import estimate_choice
 from perfmodel.planning.whatif import ask_whatif, payoffs
-from perfmodel.report.document import pictures_of
+from perfmodel.report.pages import pictures_of
 from perfmodel.report.views.whatif import whatif_sentences, whatif_view
 from perfmodel.specs import load_scenario
 

@@ -13,7 +13,7 @@ from perfmodel.planning.findings import crossings
 from perfmodel.planning.points import Point, Record, evaluate
 from perfmodel.planning.study import StudyPart, StudyResult, executed_points, load_study, quick, simulated_points
 from perfmodel.planning.sweep import sweep
-from perfmodel.report.document import pictures_of
+from perfmodel.report.pages import pictures_of
 from perfmodel.report.views.study import answer_sentences, study_view
 from perfmodel.specs.overrides import as_overrides
 

@@ -10,7 +10,7 @@ from perfmodel.cli import app
 from perfmodel.files.units import common_numbers
 from perfmodel.planning.study import StudyPart, StudyResult, load_study, quick, simulated_points
 from perfmodel.planning.sweep import sweep
-from perfmodel.report.document import pictures_of
+from perfmodel.report.pages import pictures_of
 from perfmodel.report.views.study import study_json, study_view
 
 SMALL = """

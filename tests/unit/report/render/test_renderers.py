@@ -18,7 +18,6 @@ from perfmodel.report.document import (
     Item,
     Notes,
     Paragraph,
-    Picture,
     Plot,
     Sentences,
     Span,
@@ -26,13 +25,13 @@ from perfmodel.report.document import (
     Tile,
     Tiles,
     document_json,
-    pictures_of,
     plain,
 )
 from perfmodel.report.drawing.figures import line
-from perfmodel.report.pages import render_markdown, render_page
+from perfmodel.report.pages import pictures_of, render_markdown, render_page
 from perfmodel.report.terminal import render_html, render_text, show_document
 
+FIGURE = {"data": [line([1, 2], [3, 4], "", None, "")], "layout": {}}
 ODD = "a|b <i>*c*</i> [red]&"
 TABLE = Table(
     ("name", "kind", "ms", "why"),
@@ -51,12 +50,12 @@ DOCUMENT = Document(
         Sentences([f"sentence {ODD}", Item((Span("TTFT", "strong"), " is off"), ["part one", "part two"])], "Answer"),
         TABLE,
         Facts("Facts", [("Group", [Fact("label", "1,234.50", "tok/s")])]),
-        Picture("drawn", lambda: "<svg><title>inside</title></svg>"),
+        Plot("Drawn <1>", lambda: FIGURE, "why", "drawn"),
         Commands("To start it", ["# two of them", "vllm serve x --flag '{\"a\": 1}'"]),
         Details(
             [
                 Tiles([Tile("mean TTFT", "12", "ms", Span("p99 20 ms, SLO 10", "bad"))]),
-                Plot("Plotted", lambda: {"data": [line([1, 2], [3, 4], "", None, "")], "layout": {}}, "how"),
+                Plot("Plotted", lambda: FIGURE, "how"),
             ]
         ),
         Notes(["a note"]),
@@ -147,7 +146,8 @@ def test_markdown_escapes_what_it_takes_for_its_own():
     text = render_markdown(DOCUMENT, "Generated today.", lambda name: f"report.{name}.svg")
     assert "| a\\|b \\<i>\\*c\\*\\</i> [red]& | y | 20.00 | more |" in text
     assert "| name | kind | ms | why |\n|---|---|---:|---|" in text
-    assert "![report.drawn.svg](report.drawn.svg)" in text
+    assert "![report.drawn.svg](report.drawn.svg)\n\nwhy\n" in text
+    assert "Plotted: see the HTML report. how" in text
     assert "- **TTFT** is off\n  - part one\n  - part two\n" in text
     assert "```\nperfmodel plan x\n```\n\nGenerated today.\n\n**the question**" in text
     assert "```sh\n# two of them\nvllm serve x" in text
@@ -167,7 +167,7 @@ def test_a_page_is_escaped_and_opens_without_a_network():
     assert "<b>" not in page.replace("<body>", "")
     assert '<td class="text">x</td><td><span class="good">1.50</span></td><td class="text">prose' in page
     assert '<tr class="total"><td>all</td>' in page
-    assert "<svg><title>inside</title></svg>" in page
+    assert page.count("<title>Drawn &lt;1&gt;</title>") == page.count("<title>Plotted</title>") == 1
     assert '<div class="aside bad">p99 20 ms, SLO 10</div>' in page
     assert not re.search(r"""(?:src|href)\s*=\s*["']|@import|url\(|https?://""", page)
     assert render_page(DOCUMENT) == page
@@ -176,9 +176,9 @@ def test_a_page_is_escaped_and_opens_without_a_network():
 def test_a_picture_fills_its_card_and_a_number_stays_in_one_line():
     """On a phone, too, where a picture is scrolled rather than shrunk until nothing can be read."""
     page = render_page(DOCUMENT)
-    assert '<div class="scroll picture"><svg>' in page
-    rule = re.search(r"\.picture svg, \.figure svg \{([^}]*)\}", page)[1]
-    assert {"width: 100%", "height: auto", "min-width: 600px"} <= {part.strip() for part in rule.split(";")}
+    assert page.count('<div class="scroll figure"><svg') == 2
+    rule = re.search(r"\.figure svg \{([^}]*)\}", page)[1]
+    assert {"width: 100%", "height: auto", "min-width: 760px"} <= {part.strip() for part in rule.split(";")}
     assert '<dd class="number">1,234.50 tok/s</dd>' in page
     assert re.search(r"\.number \{([^}]*)\}", page)[1].strip() == "white-space: nowrap;"
 
@@ -196,7 +196,6 @@ def test_json_has_every_block_as_plain_data():
     table = found["blocks"][kinds.index("table")]
     assert table["rows"][0][2] == {"text": "1.50", "tone": "good"}
     assert table["is_text"] == [True, True, False, True]
-    assert found["blocks"][kinds.index("picture")]["svg"].startswith("<svg")
     tiles, plot = found["blocks"][kinds.index("details")]["blocks"]
     assert plot["figure"]["data"][0]["y"] == [3, 4]
     assert tiles["tiles"][0]["unit"] == "ms"
@@ -205,11 +204,14 @@ def test_json_has_every_block_as_plain_data():
 def test_nothing_is_drawn_before_it_is_asked_for():
     calls = []
     lazy = Document(
-        "x", [Picture("p", lambda: calls.append("p") or "<svg/>"), Plot("q", lambda: calls.append("q") or {})]
+        "x", [Plot("p", lambda: calls.append("p") or FIGURE, name="file"), Plot("q", lambda: calls.append("q") or {})]
     )
     on_terminal(lazy, 80)
     assert not calls
-    assert pictures_of(lazy) == {"p": "<svg/>"}
+    (drawn,) = pictures_of(lazy).items()
+    assert drawn[0] == "file"
+    assert drawn[1].startswith('<svg xmlns="http://www.w3.org/2000/svg"') or "xmlns" in drawn[1][:200]
+    assert ">p</text>" in drawn[1]  # its title, which a page has above it
     document_json(lazy)
     assert calls == ["p", "p", "q"]
 
