@@ -280,27 +280,32 @@ def warn_when_long(
     clock: Callable[[], float] = time.monotonic,
     counted: str = "requests",
 ) -> Progress:
-    """`progress`, with one sentence about a run that will take more than five minutes, and a shorter one.
+    """`progress`, with one sentence about a run that will take more than five minutes, and a shorter one: by what comes
+    after the first answers, which say nothing of those right behind them.
 
     clock: seconds, from anywhere; counted: what progress counts, requests | tokens"""
-    begun, is_said = clock(), False
+    first: tuple[int, float] | None = None
+    is_said = False
 
     def report(done: int, total: int | None) -> None:
-        nonlocal is_said
+        nonlocal first, is_said
         if progress is not None:
             progress(done, total)
-        passed = clock() - begun
-        if is_said or not done or total is None or passed < _LOOK_S:
+        now = clock()
+        if first is None:
+            first = done, now
+        passed, since = now - first[1], done - first[0]
+        if is_said or since <= 0 or total is None or passed < _LOOK_S:
             return
-        is_said, whole = True, passed * total / done
-        if whole > _LONG_S:
-            shown = f"{whole / 3600:,.1f} hours" if whole >= 3600 else f"{whole / 60:,.0f} minutes"
-            fewer = f"--set traffic.num_requests={max(int(done / passed * _SHORT_S), 1)} takes a minute."
+        is_said, left = True, passed * (total - done) / since
+        if left > _LONG_S:
+            shown = f"{left / 3600:,.1f} hours" if left >= 3600 else f"{left / 60:,.0f} minutes"
+            fewer = f"--set traffic.num_requests={max(int(since / passed * _SHORT_S), 1)} takes a minute."
             if counted == "tokens":
                 fewer = f"--max-seconds {_SHORT_S:g} ends with what is answered by then."
             say(
-                f"{done:,} of {total:,} {counted} in {passed:.0f} s: about {shown} in all. Fewer show the same: "
-                f"{fewer} Ctrl-C ends it."
+                f"{done:,} of {total:,} {counted}, {since:,} in the last {passed:.0f} s: about {shown} left. Fewer "
+                f"show the same: {fewer} Ctrl-C ends it."
             )
 
     return report

@@ -105,18 +105,18 @@ def test_interrupting_keeps_the_finished_records(tmp_path):
     ("total", "wanted"),
     [
         (1_000, ""),
-        (200_000, "500 of 200,000 requests in 6 s: about 40 minutes in all. Fewer show the same: "),
-        (10**8, "500 of 100,000,000 requests in 6 s: about 333.3 hours in all. Fewer show the same: "),
+        (200_000, "600 of 200,000 requests, 500 in the last 6 s: about 40 minutes left. Fewer show the same: "),
+        (10**8, "600 of 100,000,000 requests, 500 in the last 6 s: about 333.3 hours left. Fewer show the same: "),
         (None, ""),
     ],
 )
 def test_a_run_of_hours_says_so_once_and_how_to_shorten_it(capsys, total, wanted):
-    """500 requests in six seconds; 5,000 a minute."""
-    times = iter([0.0, 1.0, 6.0, 7.0])
+    """500 requests in the six seconds since the first answers, 5,000 a minute, however late these came."""
+    times = iter([4.0, 5.0, 10.0, 11.0])
     seen = []
     report = warn_when_long(lambda done, total: seen.append(done), say, lambda: next(times))
-    for done in (100, 500, 600):
+    for done in (100, 200, 600, 700):
         report(done, total)
-    assert seen == [100, 500, 600]
+    assert seen == [100, 200, 600, 700]
     found = capsys.readouterr().err
     assert found == (f"{wanted}--set traffic.num_requests=5000 takes a minute. Ctrl-C ends it.\n" if wanted else "")
