@@ -41,11 +41,10 @@ from perfmodel.evidence.observation import Floats, Observation, Prediction, Prog
 from perfmodel.evidence.predict.recorded import shortened_stages, simulate_runs, simulate_steady_states
 from perfmodel.evidence.predict.results import predict_rows
 from perfmodel.evidence.report import ValidationReport
-from perfmodel.evidence.sources.energy import read_energy_rows
 from perfmodel.evidence.sources.kernels import Group, KernelTable, read_table, table_files
 from perfmodel.evidence.sources.local import read_local_rows
 from perfmodel.evidence.sources.recorded import read_serving_runs
-from perfmodel.evidence.sources.steady import read_steady_states
+from perfmodel.evidence.sources.steady import read_energy_rows, read_steady_states
 from perfmodel.specs import load_hardware
 from perfmodel.specs.scenario import Scenario
 

@@ -43,13 +43,12 @@ from perfmodel.evidence.observation import (
     Origin,
     Progress,
 )
-from perfmodel.evidence.sources.energy import read_energy_rows
 from perfmodel.evidence.sources.kernels import op_of, read_table, table_files
 from perfmodel.evidence.sources.local import read_local_rows
 from perfmodel.evidence.sources.measured import read_measurements
 from perfmodel.evidence.sources.recorded import read_serving_runs
 from perfmodel.evidence.sources.results import devices_folder, is_batch_table, read_mlperf_rows, read_served_rows
-from perfmodel.evidence.sources.steady import read_steady_states
+from perfmodel.evidence.sources.steady import read_energy_rows, read_steady_states
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted, save_fitted

@@ -123,7 +123,7 @@ def _figures(pairs: Sequence[Prediction]) -> Figures:
 
 
 def _with_trivial(metric: str, members: Sequence[Prediction]) -> list[Prediction]:
-    """With the benchmark's limit as trivial prediction, else the median of the device's other settings."""
+    """Adds the trivial prediction: the benchmark's limit, else the median of the device's other settings."""
     trivial = rows_of(metric, members, list(map(_device, members))).trivial.tolist()
     return [
         replace(item, row=replace(item.row, trivial={metric: value}))

@@ -29,9 +29,8 @@ from perfmodel.evidence.report import (
     report_of,
     rows_of,
 )
-from perfmodel.evidence.sources.energy import read_energy_rows
 from perfmodel.evidence.sources.recorded import METRICS, read_offline_runs, read_request_log, read_serving_runs
-from perfmodel.evidence.sources.steady import read_steady_states
+from perfmodel.evidence.sources.steady import read_energy_rows, read_steady_states
 from perfmodel.planning.typical_step import StepChoice, mean_step
 from perfmodel.specs import Scenario
 from perfmodel.specs.cluster import PoolSpec
@@ -63,8 +62,8 @@ def validated(
     path: str | Path,
     progress: Progress | None = None,
 ) -> ValidationReport:
-    """The `report` of all rows that `read` finds at `path`, each predicted; those that cannot be described or predicted
-    are listed with the reason. Raises SpecError for another kind of file."""
+    """The `report` of what `predict` says of all rows that `read` finds at `path`; rows that cannot be described or
+    predicted are listed with the reason. Raises SpecError for another kind of file."""
     rows, left_out = read(path)
     return report(predict(rows, progress), left_out)
 

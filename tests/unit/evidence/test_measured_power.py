@@ -9,7 +9,7 @@ from perfmodel.cost.power import PowerFit
 from perfmodel.evidence.fit.power import fit_power, predict_energy, steps_of
 from perfmodel.evidence.kinds.runs import validate_energy
 from perfmodel.evidence.observation import Observation
-from perfmodel.evidence.sources.energy import read_energy_rows
+from perfmodel.evidence.sources.steady import read_energy_rows
 from perfmodel.planning.typical_step import mean_prompt
 
 NAMES = (
