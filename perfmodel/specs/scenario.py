@@ -196,6 +196,8 @@ class Scenario(CheckedSpec):
         }
         given = {} if host is None else {f"host.cores={host.cores}": of_cores}
         given |= {f"traffic.beam_width={width}": of_beams} if width > 1 else {}
+        if self.prompt_compression is not None:
+            given["prompt_compression"] = {"conversations, whose prompts repeat": self.traffic.has_conversations}
         for one, others in given.items():
             for other in (name for name, is_given in others.items() if is_given):
                 yield f"got {one} beside {other}: not modelled together; leave one of the two out"

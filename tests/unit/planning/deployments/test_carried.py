@@ -121,6 +121,15 @@ def test_all_files_name_what_no_argument_says(tmp_path: Path) -> None:
         assert "beside them: model_changes, prompt_compression, cluster.router, cluster.host." in text, name
 
 
+def test_runs_that_end_before_a_queue_grows_are_named(tmp_path: Path) -> None:
+    """33 conversations of three turns never fill 64 slots: any rate is served, 227 requests/s were, without a word."""
+    talk = "traffic.conversations={turns: {distribution: fixed, value: 3}}"
+    small = "plan={finalists: 1, seeds: 1, num_requests: 100, space: {tensor_parallel_size: [1], max_num_seqs: [64]}}"
+    found = make_plan(BASE, ("hardware=h100", talk, small), tmp_path / "points.sqlite", workers=1)
+    assert isinstance(found, PlanResult)
+    assert any("end before a queue grows; raise plan.num_requests" in note for note in found.notes)
+
+
 def test_the_scenarios_own_stages_are_among_the_candidates() -> None:
     base = Base("llama-3.1-70b-h100-tp4", ("engine.pipeline_parallel_size=2", "engine.tensor_parallel_size=4"))
     small = {"max_num_seqs": (64,), "max_num_batched_tokens": (2048,)}

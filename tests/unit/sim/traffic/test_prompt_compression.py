@@ -3,6 +3,7 @@
 import pytest
 
 from perfmodel.cost import step_costs
+from perfmodel.errors import SpecError
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim import RunResult, simulate
 from perfmodel.sim.traffic.workload import RequestDraft
@@ -19,6 +20,12 @@ def run(*overrides: str) -> RunResult:
         "traffic.arrivals={process: constant, rate: 1}",
     ]
     return simulate(load_scenario("llama-3.1-8b-a100", [*fixed, *overrides]))
+
+
+def test_prompts_of_conversations_are_not_compressed_in_silence():
+    """Their tokens stayed as they were, without a word."""
+    with pytest.raises(SpecError, match="got prompt_compression beside conversations, whose prompts repeat"):
+        run("prompt_compression={ratio: 0.5}", "traffic.conversations={turns: {distribution: fixed, value: 3}}")
 
 
 def test_tokens_and_times_are_those_of_shorter_prompts():
