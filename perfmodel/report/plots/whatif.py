@@ -22,6 +22,7 @@ _LABELS = {
 _OF_NETWORKS = {"bandwidth_bytes_per_s": "network bandwidth", "latency_s": "network latency"}
 _NAMES = {"hbm": "HBM", "nvlink": "NVLink", "pcie": "PCIe", "infinity_fabric": "Infinity Fabric", "ici": "ICI"}
 _ROW, _TOP, _CELL, _WIDTH = 44, 120, 60, 826  # pixels
+_BESIDE = 0.06  # of the span of bars, for the word beside a short one
 _LONGEST_NAME = 36  # of an alternative, in characters
 _WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis beside it
 _DARK = 0.45  # of a cell whose text is white
@@ -70,7 +71,10 @@ def tornado(data: Any, metric: str) -> Figure | None:
         words = {"text": asked, "textposition": "auto", "textangle": 0, "insidetextanchor": "end"}
         look = {"name": name, "base": base, "customdata": pairs, "width": 0.35, "offset": offset}
         sides.append(fig.bars(lengths, names, colour, hover, **look, **words))
-    x, rule = axis(f"{shown.label} ({shown.unit})", zeroline=False), upright(base, GREY, width=1.5)
+    ends = [base, *(value for side in sides for _, value in side["customdata"] if value is not None)]
+    room = _BESIDE * (max(ends) - min(ends) or 1.0)  # for words beside short bars at either end
+    span = {"range": [min(ends) - room, max(ends) + room], "zeroline": False}
+    x, rule = axis(f"{shown.label} ({shown.unit})", **span), upright(base, GREY, width=1.5)
     y = {"automargin": True, "ticks": ""}
     return figure(sides, _TOP + _ROW * len(rows), x, y, barmode="overlay", shapes=[rule])
 
