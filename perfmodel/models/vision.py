@@ -148,15 +148,10 @@ class VisionEncoder:
 
     @property
     def num_params(self) -> int:
-        """Weights of its products: those that ranks share out and the patches' embedding."""
-        return self.sharded_params + self.patch_elements * self.hidden_size
-
-    @property
-    def sharded_params(self) -> int:
-        """Weights that tensor-parallel ranks share out: 4 d^2 + 2 d f a layer (3 d f with a gate), projections."""
+        """Weights of its products: 4 d^2 + 2 d f a layer (3 d f with a gate), the patches' embedding, projections."""
         d, ups = self.hidden_size, 3 if self.is_gated else 2
         projected = sum(inputs * outputs for inputs, outputs in self.projections)
-        return self.num_layers * (4 * d * d + ups * d * self.intermediate_size) + projected
+        return self.num_layers * (4 * d * d + ups * d * self.intermediate_size) + self.patch_elements * d + projected
 
     @property
     def max_tokens(self) -> int:

@@ -27,8 +27,7 @@ class Sharding:
     tensor-parallel group, ranks that share out the tokens of their KV heads; pcp: groups that share out the tokens of
     prompts. These are counted in dp, since they differ in tokens as data-parallel ranks do, and are numbered alike.
     gathers_tokens: see `EngineSpec`. num_redundant_experts: over all ranks. route: of tokens to remote experts; auto:
-    DeepEP's normal kernels in steps with prompts, its low-latency ones in others; None: fastest. has_whole_encoder:
-    tensor-parallel ranks share out images, not their encoder's weights
+    DeepEP's normal kernels in steps with prompts, its low-latency ones in others; None: fastest
 
     Without expert parallelism the experts are cut along their intermediate size over all tp * dp ranks (vLLM flattens
     the two for mixture-of-experts layers), so that `moe_tp * ep == tp * dp` always."""
@@ -42,7 +41,6 @@ class Sharding:
     route: Route | Literal["auto"] | None = None
     dcp: int = 1
     pcp: int = 1
-    has_whole_encoder: bool = False
 
     @classmethod
     def of(cls, engine: EngineSpec) -> "Sharding":
@@ -56,7 +54,6 @@ class Sharding:
             route=_ROUTES.get(engine.all2all_backend or ""),
             dcp=engine.decode_context_parallel_size,
             pcp=engine.prefill_context_parallel_size,
-            has_whole_encoder=engine.mm_encoder_tp_mode == "data",
         )
 
     def group(self, axis: RankAxis, stage: int | None = None) -> RankGroup:

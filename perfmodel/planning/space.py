@@ -522,7 +522,7 @@ class _Candidates:
             raise _RefusedError(f"prefill and decode pools: {_sentence(error)}") from None
 
     def _layout(self, choices: dict[str, Any]) -> Layout:
-        around = {name: value for name, value in self._cluster.items() if name != "kv_transfer"}
+        around = {name: value for name, value in self._cluster.items() if not name.endswith("_transfer")}
         try:
             scenario = self._base.load(as_overrides({**choices, "cluster": around}))
         except UnsupportedError as error:

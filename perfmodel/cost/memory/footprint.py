@@ -105,8 +105,7 @@ def weights(
                 params = model.hidden_size * layer.ffn.num_experts  # routers know all experts
             add(component, params * alike[id(layer)], formats.get(component))
     if is_first and model.extra_params:
-        shared = 0.0 if model.vision is None or shard.has_whole_encoder else model.vision.sharded_params
-        totals["other"] = (model.extra_params - min(shared, model.extra_params) * (1 - 1 / shard.tp)) * plain
+        totals["other"] = model.extra_params * plain
     return totals
 
 

@@ -30,12 +30,12 @@ _TILE = 128  # rows of a thread block
 Images = Sequence[ImageGrid]
 
 
-def encoder_nodes(context: LayerContext) -> list[OperatorNode]:
-    """The operators; none for a model without a known encoder."""
+def encoder_nodes(context: LayerContext, has_whole_images: bool = False) -> list[OperatorNode]:
+    """The operators; none for a model without a known encoder. has_whole_images: ranks share out whole images"""
     vision, shard = context.model.vision, context.shard
     if vision is None:
         return []
-    ranks, cut = (shard.tp, 1) if shard.has_whole_encoder else (1, shard.tp)
+    ranks, cut = (shard.tp, 1) if has_whole_images else (1, shard.tp)
     size, width, layers = context.element_bytes, vision.hidden_size, vision.num_layers
     group, form = shard.group("tensor"), LinearFormat(context.dtype, size, size, size)
     inner, heads = ceil(vision.intermediate_size / cut), ceil(vision.num_heads / cut)

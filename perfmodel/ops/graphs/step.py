@@ -153,7 +153,7 @@ def build_graph(
     )
     method = model.sampling if sampling == "default" else sampling
     num_stages = context.shard.pp
-    encoders = encoder_nodes(context)
+    encoders = encoder_nodes(context, engine.mm_encoder_tp_mode == "data")
 
     def graph(of: GraphPart) -> StepGraph:
         nodes, mixed = _nodes(context, of, method, bytes_per_logit, encoders)

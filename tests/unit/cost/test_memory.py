@@ -93,19 +93,6 @@ def test_tensor_parallelism_shares_weights_and_heads():
     assert four.kv_bytes_per_token == one.kv_bytes_per_token / 4
 
 
-def test_an_encoder_is_shared_out_where_its_products_are():
-    """Qwen3-VL-8B's: 27 layers of 4 x 1152^2 + 2 x 1152 x 4304 weights and four mergers of 4608^2 + 4608 x 4096, of 2
-    bytes: a rank of four lacks three quarters. The patches' embedding, and with `data` all, is on every rank."""
-    others = {
-        (tp, mode): plan("qwen3-vl-8b", tensor_parallel_size=tp, mm_encoder_tp_mode=mode).weights["other"]
-        for tp in (1, 4)
-        for mode in ("weights", "data")
-    }
-    shared = 27 * (4 * 1152**2 + 2 * 1152 * 4304) + 4 * (4608**2 + 4608 * 4096)
-    assert others[1, "weights"] - others[4, "weights"] == pytest.approx(0.75 * 2 * shared)
-    assert others[1, "weights"] == others[1, "data"] == others[4, "data"] == load_model("qwen3-vl-8b").extra_params * 2
-
-
 def test_latents_are_on_every_rank():
     assert plan("deepseek-v3", "h200-sxm", tensor_parallel_size=8).kv_bytes_per_token == 70_272
 
