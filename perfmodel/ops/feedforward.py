@@ -131,7 +131,7 @@ def _expert_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
     sizes = {"width": width, "intermediate": intermediate, "local_experts": local}
     # Of tokens that are sent to the ranks of their experts, the host knows how many came for each.
     if row is not None and row.aligned_rows and shard.gathers_tokens:
-        return _aligned_nodes(ffn, context, row.aligned_rows, row.multiplies_room, **sizes)
+        return _aligned_nodes(ffn, context, row.aligned_rows, row.multiplies_empty_blocks, **sizes)
 
     def work(everyone: int) -> Work:
         load = context.routing(ffn, everyone, shard.ep)
@@ -147,18 +147,19 @@ def _aligned_nodes(
     ffn: MoEFFN,
     context: LayerContext,
     block: int,
-    multiplies_room: bool,
+    multiplies_empty_blocks: bool,
     *,
     width: int,
     intermediate: int,
     local_experts: int,
 ) -> list[OperatorNode]:
-    """Routed experts by the GEMM kernel of linear layers, over rows that a permutation has aligned:
+    """Routed experts as contiguous grouped GEMMs: rows are permuted so that each expert has whole blocks of b rows.
 
-        room = n k + E_local (b - 1) rows in whole blocks of b: enough for any choice, as the host does not know it
-        rows = room, or b times the expected blocks where empty ones are skipped
-        up, down: GEMMs of `rows`, which read the weights of the D experts with tokens
-        permute: quantize n d, copy n d to A d       activation, and quantizing for down: over room       combine: A d
+        max_rows = n k + E_local (b - 1), rounded up to whole blocks: the worst case, since the host does not know how
+                   many tokens each expert gets; buffers, activation and its quantization have that many rows
+        rows     = max_rows, or b times the expected blocks where the GEMMs skip empty ones
+        up, down   GEMMs of `rows`, which read the weights of the D experts with tokens
+        permute    quantize n d elements, copy them to A d      combine    read A d, write n d
 
     Source: vLLM, fused_moe/{deep_gemm_moe,deep_gemm_utils}.py (compute_aligned_M; expert_ids of blocks without a token
     are 0 up to v0.12, -1 since)."""
@@ -166,12 +167,12 @@ def _aligned_nodes(
     d, f, size, gates = width, intermediate, form.output_bytes, 2 if ffn.gated else 1
     permuted, tile = form._replace(quantizes_input=False), TILE_ROWS.index(block)
 
-    def room(n: int) -> int:
+    def max_rows(n: int) -> int:
         return ceil((n * ffn.top_k + local_experts * (block - 1)) / block) * block if n else 0
 
     def product(name: str, num_out: int, num_in: int, form: LinearFormat, n: int) -> Work:
         load = context.routing(ffn, n, ranks)
-        rows = room(n) if multiplies_room else block * load.tiles[tile]
+        rows = max_rows(n) if multiplies_empty_blocks else block * load.tiles[tile]
         work = gemm(name, rows, num_out, num_in, form)
         return replace(work, weight_bytes=work.weight_bytes * max(1.0, load.distinct))
 
@@ -189,7 +190,7 @@ def _aligned_nodes(
         "experts_permute": permute,
         "experts_up_proj": partial(product, "experts_up_proj", gates * f, d, permuted),
         "experts_activation": lambda n: activation(
-            room(n), f, size, function=ffn.activation, is_gated=ffn.gated, is_fused=True
+            max_rows(n), f, size, function=ffn.activation, is_gated=ffn.gated, is_fused=True
         ),
         "experts_down_proj": partial(product, "experts_down_proj", d, f, form),
         "experts_combine": combine,

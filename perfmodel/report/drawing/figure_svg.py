@@ -337,8 +337,8 @@ def _bars(trace: Data, panel: _Panel) -> Iterator[str]:
         size = _FONT if is_outside else min(_FONT, _FONT * room / width)
         if size < _MIN_FONT:
             continue
-        beside = (start - 6, "end") if value < 0 else (end + 6, "start")
-        x, anchor = beside if is_outside else ((start + end) / 2, "middle")
+        label_end = (start - 6, "end") if value < 0 else (end + 6, "start")
+        x, anchor = label_end if is_outside else ((start + end) / 2, "middle")
         ink = INK if is_outside else (trace.get("textfont") or {}).get("color", "white")
         for place, line in enumerate(lines):
             y = at + 4 + _LINE * (place - (len(lines) - 1) / 2)

@@ -74,8 +74,8 @@ def _markers(rows: Sequence[OperatorEstimate], decades: float) -> Iterator[Trace
     heights = [-math.log10(point.flops / point.duration_s) * _DECADE_PIXELS for point in ordered]
     lefts = [math.log10(point.intensity) * _PLOT_PIXELS / decades for point in ordered]
     markers = [(x, y, pixels[point.name] / 2) for x, y, point in zip(lefts, heights, ordered, strict=True)]
-    beside = fig.text_places(markers, [labels.get(point.name, "") for point in ordered])
-    places = dict(zip((point.name for point in ordered), beside, strict=True))
+    text_places = fig.text_places(markers, [labels.get(point.name, "") for point in ordered])
+    places = dict(zip((point.name for point in ordered), text_places, strict=True))
     for bound, colour in BOUND_COLOURS.items():
         group = [point for point in rows if point.bound == bound]
         if not group:

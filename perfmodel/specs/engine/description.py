@@ -295,9 +295,9 @@ class ExpertsRow(Spec):
     """How the routed experts of a layer run: in some number formats, on some generations of devices.
 
     formats, on:  as of `EngineFacts.weights` ("bf16" for weights that are not quantized); empty: any
-    aligned_rows: each expert's rows are permuted into blocks of their own of so many, and each of the two products is
-                  one launch of the kernel of linear layers over all blocks
-    multiplies_room: over all blocks that any choice of experts might need, as the host does not know the choice"""
+    aligned_rows: block size M of a contiguous grouped GEMM: each expert's rows are padded to whole blocks, and the up
+                  and the down product are one launch each of the GEMM kernel of linear layers
+    multiplies_empty_blocks: it computes the worst-case number of blocks, not only those with tokens"""
 
     formats: tuple[str, ...] = ()
     on: tuple[str, ...] = ()
@@ -306,7 +306,7 @@ class ExpertsRow(Spec):
     one_operator: bool = False  # the host launches them as one operator; else operator by operator, from Python
     chooses: bool = False  # the choice of a token's experts is among these kernels
     aligned_rows: Literal[64, 128] | None = None
-    multiplies_room: bool = False
+    multiplies_empty_blocks: bool = False
 
     def fits(self, form: str, generation: str | None) -> bool:
         """Whether it applies to weights in `form` on devices of `generation`."""

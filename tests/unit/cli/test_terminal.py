@@ -105,6 +105,7 @@ def test_interrupting_keeps_the_finished_records(tmp_path):
     ("total", "wanted"),
     [
         (1_000, ""),
+        (25_600, ""),  # 25,000 at that pace are five minutes
         (200_000, "600 of 200,000 requests, 500 in the last 6 s: about 40 minutes left. Fewer show the same: "),
         (10**8, "600 of 100,000,000 requests, 500 in the last 6 s: about 333.3 hours left. Fewer show the same: "),
         (None, ""),

@@ -3,6 +3,7 @@
 import pytest
 
 from perfmodel.cost import OperatorTimer, load_calibration
+from perfmodel.cost.steps.overlap import lane_of
 from perfmodel.ops.formats import linear_format, served_model
 from perfmodel.ops.graphs.step import build_graph
 from perfmodel.ops.work import BatchShape, decode_shape
@@ -54,10 +55,16 @@ def test_deepgemm_multiplies_every_block_that_might_have_been_needed():
     assert skipped["experts_up_proj"].problem.m < 128 * 128
     assert skipped["experts_activation"] == works["experts_activation"]
     (whole,) = work_of_experts("0.16.0").values()
+    # Permutation and combination move the 512 chosen rows alone, the former in FP8, into which it quantizes 64.
+    assert works["experts_permute"].activation_bytes == 64 * 4096 * (2 + 1 + 1) + 512 * 4096
+    assert works["experts_combine"].activation_bytes == (512 + 64) * 4096 * 2
     # Each expert that was chosen is read once, by either way.
     read = works["experts_up_proj"].weight_bytes + works["experts_down_proj"].weight_bytes
     assert read == pytest.approx(whole.weight_bytes, rel=1e-6)
     assert whole.flops < works["experts_up_proj"].flops / 10
+
+
+RANKS = {"version": "0.12.0", "enable_expert_parallel": True, "data_parallel_size": 4}
 
 
 @pytest.mark.parametrize(
@@ -67,13 +74,27 @@ def test_deepgemm_multiplies_every_block_that_might_have_been_needed():
         ({"version": "0.11.0", "device": "b200-sxm"}, True),
         ({"version": "0.12.0", "device": "l40s"}, False),
         ({"version": "0.12.0", "enable_expert_parallel": True, "tensor_parallel_size": 4}, True),
+        ({**RANKS, "all2all_backend": "allgather_reducescatter"}, True),
+        ({**RANKS, "all2all_backend": "deepep_high_throughput"}, False),  # the host knows each expert's tokens
     ],
 )
 def test_which_experts_run_deepgemm(engine, is_aligned):
     assert ("experts_up_proj" in work_of_experts(**engine)) == is_aligned
 
 
-def test_experts_of_other_ranks_need_no_room():
+def test_all_kernels_of_the_experts_are_with_the_experts():
+    """Where layers are cut in lanes or over devices: all five, as the one operator of other engines is."""
+    spec = EngineSpec(version="0.12.0", quantization="fp8_block", data_parallel_size=2)
+    spec = EngineSpec(**{**spec.model_dump(exclude_unset=True), "afd_config": {"num_ffn_servers": 1}})
+    hardware = load_hardware("h100-sxm-80gb")
+    graph = build_graph(served_model(load_model("qwen3-235b-a22b"), spec, hardware), spec, hardware=hardware)
+    parts = {node.name for node in graph.ffn.nodes if node.name.startswith("experts")}
+    assert parts == {f"experts_{part}" for part in ("permute", "up_proj", "activation", "down_proj", "combine")}
+    assert not any(node.name.startswith("experts") for node in graph.nodes)
+    assert {lane_of(name) for name in parts} == {"experts"}
+
+
+def test_experts_of_other_ranks_need_no_rows():
     """64 x 8 + 32 x 127 rows on each of four ranks: half a block less than 36 of them."""
     ranks = {"enable_expert_parallel": True, "tensor_parallel_size": 4}
     assert work_of_experts("0.12.0", **ranks)["experts_up_proj"].problem.m == 36 * 128

@@ -112,9 +112,9 @@ def test_all_files_name_what_no_argument_says(tmp_path: Path) -> None:
     small = "plan={finalists: 1, seeds: 1, num_requests: 100, space: {tensor_parallel_size: [1], max_num_seqs: [64]}}"
     given = ("engine.kv_cache_group_size=64", "engine.kv_cache_dtype=int8", "model_changes.tie_embeddings=true")
     around = ("cluster={router: prefix_affinity, host: {cores: 8}}", "prompt_compression.ratio=0.5")
-    found = make_plan(BASE, (*SHORT, *given, *around, small), tmp_path / "points.sqlite", workers=1)
-    assert isinstance(found, PlanResult)
-    export_plan(found, tmp_path)
+    plan = make_plan(BASE, (*SHORT, *given, *around, small), tmp_path / "points.sqlite", workers=1)
+    assert isinstance(plan, PlanResult)
+    export_plan(plan, tmp_path)
     for name in ("serve.sh", "kubernetes.yaml", "compose.yaml", "dynamo.yaml", "llm-d.yaml"):
         text = (tmp_path / name).read_text(encoding="utf-8")
         assert "says: engine.kv_cache_group_size." in text, name
@@ -125,9 +125,9 @@ def test_runs_that_end_before_a_queue_grows_are_named(tmp_path: Path) -> None:
     """33 conversations of three turns never fill 64 slots: any rate is served, 227 requests/s were, without a word."""
     talk = "traffic.conversations={turns: {distribution: fixed, value: 3}}"
     small = "plan={finalists: 1, seeds: 1, num_requests: 100, space: {tensor_parallel_size: [1], max_num_seqs: [64]}}"
-    found = make_plan(BASE, ("hardware=h100", talk, small), tmp_path / "points.sqlite", workers=1)
-    assert isinstance(found, PlanResult)
-    assert any("end before a queue grows; raise plan.num_requests" in note for note in found.notes)
+    plan = make_plan(BASE, ("hardware=h100", talk, small), tmp_path / "points.sqlite", workers=1)
+    assert isinstance(plan, PlanResult)
+    assert any("end before a queue grows; raise plan.num_requests" in note for note in plan.notes)
 
 
 def test_the_scenarios_own_stages_are_among_the_candidates() -> None:
