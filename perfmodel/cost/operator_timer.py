@@ -27,6 +27,7 @@ class OperatorTimer:
         self._overheads, self._factor = self.calibration.kernel_overheads, self.calibration.kernel_factor
         self._contained = frozenset(self.calibration.contained)
         self._fits: dict[tuple[Any, ...], KernelFit] = {}
+        self._peaks: dict[tuple[int, str], float] = {}  # by fit, which the calibration keeps alive, and rate
 
     def time(self, work: Work) -> OperatorTime:
         """The time of one run of `work`."""
@@ -60,7 +61,11 @@ class OperatorTimer:
     def at_peak_s(self, work: Work, fit: KernelFit | None) -> float:
         """Seconds of the FLOPs at the declared peak of the kernels' rate: the fit's, where they multiply in another
         format than `work` says (FP32 on a GPU without fast FP16)."""
-        return work.flops / self.device.peak(getattr(fit, "rate", None) or work.rate)
+        key = (id(fit), work.rate)
+        peak = self._peaks.get(key)
+        if peak is None:
+            peak = self._peaks[key] = self.device.peak(getattr(fit, "rate", None) or work.rate)
+        return work.flops / peak
 
     def fit(self, work: Work) -> KernelFit | None:
         """The fit that times `work`; None if another operator's measured time contains it."""

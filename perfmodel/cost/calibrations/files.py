@@ -14,7 +14,8 @@ attention_sparse                          prompts that attend to chosen keys of 
                                           architecture; to latents of 576 (DSA): FlashMLA's 640 TFLOP/s on an H800 SXM5
                                           and 1450 on a B200, 65 % of the dense 16-bit peak of either (its README)."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ EXECUTOR = "perfmodel"  # the profile of this project's own executor
 _DEFAULT_PROFILE: str = EngineSpec.model_fields["profile"].default
 _ATTENTION = "attention_decode"  # what `contained` goes with
 _MIXED = "attention_mixed"  # no kernel that is missing, but another way to run those that are there
+# A family and its form, as `save_calibration` writes them.
+_FAMILY = re.compile(r"^  (\w+)[^\n]*:\n    form: (\w+)$", re.MULTILINE)
 # How much wider an interval is, by where the fits come from.
 _SPREAD_OTHER_ENGINE = 1.3
 SPREAD_SIBLING = 1.5
@@ -90,10 +93,12 @@ def load_calibration(
     if engine_profile == "datasheet":
         return datasheet(hardware)
     own = data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml"
-    result = inherited = _inherited(hardware, engine_profile, without)
+    related = sorted(_transfer_candidates(hardware, engine_profile, without), key=_transfer_distance)
     if own.is_file() and not without(hardware.name, engine_profile):
-        result = _as_declared(_completed(load_fitted(Calibration, own), inherited), hardware)
-    if result is None:
+        result = _as_declared(_completed(load_fitted(Calibration, own), related, hardware), hardware)
+    elif related:
+        result = _inherited(hardware, engine_profile, related)
+    else:
         return whole_run_calibration(hardware, engine_profile, version=version) or _prior(hardware, engine_profile)
     if version is not None and result.versions and result.engine == engine_profile:
         result = _as_of(result, hardware, version)
@@ -205,31 +210,36 @@ def measured_device(hardware: HardwareSpec, engine_profile: str) -> str | None:
     return hardware.name if hardware.name in fitted.devices else fitted.device
 
 
-def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:
-    """`own`, with families that only a relation has measured: fits of another form."""
-    if inherited is None:
-        return own
-    measured = {(key.split("/")[0], fit.form) for key, fit in own.families.items()}
-    if own.has_family(_ATTENTION):
-        measured |= {(_MIXED, fit.form) for fit in inherited.families.values()}
-    others = {key: fit for key, fit in inherited.families.items() if (key.split("/")[0], fit.form) not in measured}
-    contained = own.contained if own.has_family(_ATTENTION) else inherited.contained
-    return own.model_copy(update={"families": own.families | others, "contained": contained}) if others else own
+def _completed(own: Calibration, related: Iterable[tuple[float, Path]], hardware: HardwareSpec) -> Calibration:
+    """`own`, with kinds of kernel that only relations have measured, from the first one that has them: TensorRT-LLM's
+    H100 tables lack latent attention, vLLM's have it. Files that add nothing are not parsed."""
+    for _, file in related:
+        measured = {(key.split("/")[0], fit.form) for key, fit in own.families.items()}
+        has_attention = own.has_family(_ATTENTION)
+        missing = {
+            kind
+            for kind in _kinds_in(file, file.stat().st_mtime_ns) - measured
+            if not (has_attention and kind[0] == _MIXED)
+        }
+        if missing:
+            other = _passed_on(file, hardware)
+            added = {key: fit for key, fit in other.families.items() if (key.split("/")[0], fit.form) in missing}
+            contained = own.contained if has_attention else other.contained
+            own = own.model_copy(update={"families": own.families | added, "contained": contained})
+    return own
 
 
-def _inherited(hardware: HardwareSpec, engine: str, without: Callable[[str, str], bool]) -> Calibration | None:
-    """The nearest relation's fits, spread widened; None without a relation.
+@lru_cache(maxsize=64)
+def _kinds_in(file: Path, _written_at: int) -> set[tuple[str, str]]:
+    """(family, form) of the fits in a calibration file, without parsing it."""
+    return set(_FAMILY.findall(file.read_text(encoding="utf-8")))
 
-    Missing kinds of kernel come from the next one: TensorRT-LLM's H100 tables lack latent attention, vLLM's have it."""
-    candidates = sorted(_transfer_candidates(hardware, engine, without), key=_transfer_distance)
-    if not candidates:
-        return None
-    (spread, nearest), *others = candidates
-    completed = _passed_on(nearest, hardware)
-    is_measured = hardware.name in completed.devices and completed.engine == engine
-    for _, file in others:
-        completed = _completed(completed, _passed_on(file, hardware))
-    if is_measured:
+
+def _inherited(hardware: HardwareSpec, engine: str, related: list[tuple[float, Path]]) -> Calibration:
+    """The nearest relation's fits, spread widened."""
+    (spread, nearest), *others = related
+    completed = _completed(_passed_on(nearest, hardware), others, hardware)
+    if hardware.name in completed.devices and completed.engine == engine:
         siblings = tuple(name for name in (completed.device, *completed.devices) if name != hardware.name)
         return completed.model_copy(update={"device": hardware.name, "devices": siblings})
     source = f"passed on from {completed.device} under {completed.engine}: {completed.source}"

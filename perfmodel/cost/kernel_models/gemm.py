@@ -14,6 +14,8 @@ own heuristics, which now and then pick a tile 1.5 times slower; two engines tha
 Source of the form: wave quantization as in NVIDIA's "Matrix Multiplication Background" guide; parameters are fitted to
 the GEMM tables of ai-dynamo/aiconfigurator (Apache-2.0)."""
 
+from bisect import bisect_left
+from math import ceil, gcd, inf
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,6 +24,7 @@ from pydantic import Field
 
 from perfmodel.cost.kernel_models.device import CACHED_SHARE, DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import KernelSeconds, Residuals, joined, take
+from perfmodel.cost.kernel_models.roofline import knee
 from perfmodel.files.base import Spec
 from perfmodel.files.units import NonNegativeInt
 from perfmodel.ops.formats import SPARSE_RATE
@@ -187,16 +190,21 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
     )
 
 
+def _compute_s(m: Values, plan: _Plan, fit: TiledGemmFit) -> Values:
+    """(problem, split): seconds of the fastest tile, operands at hand."""
+    blocks = np.ceil(m[:, None] / plan.tile_rows)[:, None, :] * plan.columns
+    by_tile = waves(blocks, fit.wave_quantization) * plan.block_s
+    if fit.tile_rule:
+        by_tile = np.where(tile_allowed(fit.tile_rule, m)[:, None, :], by_tile, _NEVER_S)
+    fastest: Values = by_tile.min(axis=2)
+    return fastest
+
+
 def _parts(
     sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts, is_warm: bool = False
 ) -> KernelSeconds:
     problem = sizes.problem
-    m = problem.m[:, None]
-    blocks = np.ceil(m / plan.tile_rows)[:, None, :] * plan.columns
-    by_tile = waves(blocks, fit.wave_quantization) * plan.block_s
-    if fit.tile_rule:
-        by_tile = np.where(tile_allowed(fit.tile_rule, problem.m)[:, None, :], by_tile, _NEVER_S)
-    compute = by_tile.min(axis=2)
+    m, compute = problem.m[:, None], _compute_s(problem.m, plan, fit)
     moved_bytes = _past_the_cache(sizes, fit, device) if is_warm else sizes.moved_bytes
     memory = moved_bytes / plan.bandwidth
     total = knee_of(compute, memory[:, None], fit.knee) + (plan.split_s + m * plan.partial_s_per_row)
@@ -241,28 +249,55 @@ def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, as
     return parts._replace(duration=np.maximum(duration, fit.eager_floor_s * slower))
 
 
-# (fit, device, sizes) -> plan, found by identity, which the entry's own references keep from being reused.
-_plans: dict[tuple[Any, ...], tuple[TiledGemmFit, DeviceFacts, _Plan]] = {}
+class _Choices:
+    """Splits worth trying for one n, k and format, by what m decides: tiles in a column of them, the rule's line."""
+
+    def __init__(self, sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> None:
+        self._plan, self._fit, self._device = _plan(sizes, fit, device), fit, device
+        self.bandwidth = self._plan.bandwidth
+        self._unit = gcd(*map(int, self._plan.tile_rows))  # tiles have whole multiples of it as rows
+        self._ends = [step.most_rows or inf for step in fit.tile_rule]
+        self._known: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
+
+    def of(self, m: float) -> list[tuple[float, float, float]]:
+        """(compute_s, split_s, partial_s_per_row) of each split that no coarser one beats whatever is loaded."""
+        key = ceil(m / self._unit), bisect_left(self._ends, m)
+        choices = self._known.get(key)
+        if choices is None:
+            plan = self._plan
+            compute = _compute_s(np.array([m], dtype=np.float64), plan, self._fit)[0].tolist()
+            choices = self._known[key] = []
+            for choice in zip(compute, plan.split_s.tolist(), plan.partial_s_per_row[0].tolist(), strict=True):
+                if not choices or choice[0] < choices[-1][0]:
+                    choices.append(choice)
+        return choices
+
+
+# (fit, device, sizes) -> choices, found by identity, which the entry's own references keep from being reused.
+_choices: dict[tuple[Any, ...], _Choices] = {}
 
 
 def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTime:
-    """The time of one run of `work` in a CUDA graph."""
+    """The time of one run of `work` in a CUDA graph: as of `gemm_seconds`, in plain numbers."""
     problem = work.problem_as(GemmSize)
-    per_element = problem.weight_bytes, problem.input_bytes
-    key = (id(fit), id(device), problem.n, problem.k, problem.batch, work.rate, *per_element)
-    sizes = _sizes(work, problem)
-    entry = _plans.get(key)
-    if entry is None:
-        if len(_plans) >= _MAX_PLANS:
-            _plans.clear()
-        entry = _plans[key] = (fit, device, _plan(sizes, fit, device))
-    parts = _parts(sizes, entry[2], fit, device)
-    return OperatorTime.of(*(float(column[0]) for column in parts))
-
-
-def _sizes(work: Work, problem: GemmSize) -> GemmSizes:
-    moved = work.weight_bytes + work.activation_bytes - problem.quantized_bytes
-    values = (problem.m, problem.n, problem.k, moved, problem.quantized_bytes)
-    m, n, k, moved_bytes, quantized_bytes = np.array(values, dtype=np.float64)[:, None]
-    columns = GemmSize(m, n, k, problem.weight_bytes, problem.input_bytes, quantized_bytes, problem.batch)
-    return GemmSizes(columns, moved_bytes, work.rate)
+    m, n, k, weight_bytes, input_bytes, quantized_bytes, batch = problem
+    key = (id(fit), id(device), n, k, batch, work.rate, weight_bytes, input_bytes)
+    choices = _choices.get(key)
+    if choices is None:
+        if len(_choices) >= _MAX_PLANS:
+            _choices.clear()
+        column = np.array([[n], [k]], dtype=np.float64)
+        sizes = GemmSizes(problem._replace(n=column[0], k=column[1]), column[0], work.rate)
+        choices = _choices[key] = _Choices(sizes, fit, device)
+    memory = (work.weight_bytes + work.activation_bytes - quantized_bytes) / choices.bandwidth
+    fastest, compute = inf, inf
+    for compute_s, split_s, partial_s_per_row in choices.of(m):
+        total = knee(compute_s, memory, fit.knee) + (split_s + m * partial_s_per_row)
+        if total < fastest:
+            fastest, compute = total, compute_s
+    duration = fastest + fit.launch_s
+    if quantized_bytes:
+        quantize = quantized_bytes / (device.bandwidth * fit.quantize_fraction)
+        quantize += m * (fit.quantize_row_s / device.compute_units)
+        duration, memory = duration + quantize, memory + quantize
+    return OperatorTime.of(duration, compute, memory)

@@ -158,20 +158,21 @@ class StepTables:
 
     def cost_of(self, nodes: Iterable[OperatorNode], shape: BatchShape) -> StepCost:
         """The cost of `nodes` in a batch of `shape`."""
-        usage, at_peak_s = Usage(), self.timer.at_peak_s
+        usage, at_peak_s, fit_of = Usage(), self.timer.at_peak_s, self.timer.fit
         bound_s = usage.bound_s
         parts: dict[int, float] = {}
         seconds = 0.0
-        works = [(node.expected_runs(shape), node.work(shape)) for node in nodes]
-        runs = [(count, work, self.timer.fit(work)) for count, work in works]
+        runs = [(node.expected_runs(shape), work := node.work(shape), fit_of(work)) for node in nodes]
         for (count, work, fit), time in zip(runs, self.timer.times(runs), strict=True):
-            seconds += count * time.duration_s
+            duration_s = count * time.duration_s
+            seconds += duration_s
             number = self.fit_number(work.family, fit)
-            parts[number] = parts.get(number, 0.0) + count * time.duration_s
+            parts[number] = parts.get(number, 0.0) + duration_s
             usage.flops += count * work.flops
             peak_compute_s = count * at_peak_s(work, fit)
             usage.peak_compute_s += peak_compute_s
-            usage.unspent_compute_s += peak_compute_s * (1.0 - flop_energy(time.clock))
+            if time.clock != 1.0:
+                usage.unspent_compute_s += peak_compute_s * (1.0 - flop_energy(time.clock))
             usage.hbm_bytes += count * work.hbm_bytes
             bound_s["overhead"] += count * time.overhead_s
             bound_s[time.bound] += count * (time.duration_s - time.overhead_s)
