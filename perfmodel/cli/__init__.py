@@ -26,7 +26,9 @@ from perfmodel.cli import terminal
 from perfmodel.cli.terminal import progress_lines
 
 if TYPE_CHECKING:
-    from perfmodel.commands.request import CommandRequest, Flag
+    from contextlib import AbstractContextManager
+
+    from perfmodel.commands.request import CommandRequest, Flag, Progress
 
 # In the order of `--help`: each command's request. A group has several, whose names begin with its own.
 _RUNS, _SEARCHES = "perfmodel.commands.runs", "perfmodel.commands.searches"
@@ -262,7 +264,12 @@ def _run(request: "CommandRequest", as_json: bool, has_details: bool) -> None:
         from perfmodel.report.pages import check_report_file
 
         check_report_file(report_file)
-    watch = progress_lines if request.is_long and not sys.stderr.isatty() else terminal.progress_bar
+    shown = progress_lines if request.is_long and not sys.stderr.isatty() else terminal.progress_bar
+
+    def watch(stage: str) -> "AbstractContextManager[Progress | None]":
+        gc.freeze()  # what is loaded by now stays: nobody need look there for cycles
+        return shown(stage)
+
     answer = request.answer(Console(watch, terminal.say))
     if answer is None:
         return
@@ -277,7 +284,7 @@ def main() -> None:
     """Entry point of the `perfmodel` command."""
     # A simulation makes many long-lived objects and hardly a cycle: looking for those after every 700 takes a tenth
     # of its time.
-    gc.set_threshold(100_000, 20, 20)
+    gc.set_threshold(250_000, 20, 20)
     # Nor does the interpreter need to look for them on its way out, when the operating system takes everything back.
     atexit.register(gc.freeze)
     # No plugin of pydantic has a part in the command, and to look for them it reads what every installed package says.

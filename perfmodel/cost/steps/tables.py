@@ -230,7 +230,7 @@ class DrawnTables:
     def __init__(self, tables: StepTables, draw: Draw) -> None:
         self._tables = tables
         self._draw = draw
-        self._factors: list[float] = []  # of the tables' fits, as far as they were needed
+        self._factors: list[float] = []  # of the tables' fits, as far as those are numbered
 
     def cost(self, group: OperatorGroup, key: Hashable) -> StepCost:
         """See `StepTables.cost`."""
@@ -244,14 +244,15 @@ class DrawnTables:
         """See `StepTables.time`."""
         tables = self._tables
         time, number = tables.time(work), tables.fit_number(work.family, tables.timer.fit(work))
-        return time._replace(duration_s=time.duration_s * self._factor(number))
+        return time._replace(duration_s=time.duration_s * self._all_factors()[number])
 
     def _drawn(self, cost: StepCost) -> StepCost:
-        seconds = sum(self._factor(number) * part for number, part in cost.parts)
+        factors = self._all_factors()
+        seconds = sum([factors[number] * part for number, part in cost.parts])
         return StepCost(to_ps(seconds), cost.usage)
 
-    def _factor(self, number: int) -> float:
-        factors = self._factors
-        while len(factors) <= number:
-            factors.append(self._draw.step * self._draw.kernel(*self._tables.fits[len(factors)]))
-        return factors[number]
+    def _all_factors(self) -> list[float]:
+        factors, fits = self._factors, self._tables.fits
+        while len(factors) < len(fits):
+            factors.append(self._draw.step * self._draw.kernel(*fits[len(factors)]))
+        return factors
