@@ -8,6 +8,7 @@ errors to expect without similar rows, from cross-validation reports (`benchmark
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from perfmodel.errors import SpecError
@@ -103,6 +104,8 @@ _KINDS: dict[type, str] = {
     arch.Attention: "attention",
 }
 NAMES = tuple(name for name in MeasuredSetup._fields if name not in SIZES)
+_NAMES_OF = itemgetter(*NAMES)  # of a CSV line
+_SIZES_OF = {end: itemgetter(*(size + end for size in SIZES)) for end in ("", "_low", "_high")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +188,8 @@ def _lines(pattern: str) -> Iterator[dict[str, str]]:
 
 def _setup(line: dict[str, str], end: str = "") -> MeasuredSetup:
     """The setup of a CSV line; of a cell, one `end` of its ranges."""
-    named = (line[name] == "True" if name == "separate" else line[name] for name in NAMES)
-    return MeasuredSetup(*named, *(float(line[size + end]) for size in SIZES))  # type: ignore[arg-type]
+    *named, separate = _NAMES_OF(line)
+    return MeasuredSetup._make((*named, separate == "True", *map(float, _SIZES_OF[end](line))))
 
 
 # What was left out of the fit, nearest first: a cell is a model in a number format under one version of an engine on a
