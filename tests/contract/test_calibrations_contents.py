@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations.backends import BackendFits
+from perfmodel.cost.calibrations.files import _kinds_in
 from perfmodel.cost.calibrations.for_all import ExchangeFits, KernelErrors, RoutingFit, SparseAttentionFits
 from perfmodel.cost.calibrations.host_work import HostWork
 from perfmodel.cost.calibrations.whole_runs import WholeRunFits
@@ -124,6 +125,14 @@ def test_a_file_names_no_model_and_no_file_of_measurements(file: Any) -> None:
         text = re.sub(r"^ +model: .*$|^  \S+ \S+ \S+:$", "", text, flags=re.MULTILINE)
     assert not models_in(text)
     assert not DATA_FILE.findall(text)
+
+
+@pytest.mark.parametrize("file", [path for path in FILES if "@" in path.name], ids=lambda path: path.name)
+def test_kinds_of_kernels_can_be_read_off_the_text(file: Any) -> None:
+    """A file whose kinds are missed would not be parsed, and devices that lack these kernels would not get them."""
+    families = load_yaml(file).data.get("families", {})
+    kinds = {(key.split("/")[0], fit["form"]) for key, fit in families.items()}
+    assert _kinds_in(file, file.stat().st_mtime_ns) == kinds
 
 
 def test_the_search_finds_what_it_looks_for() -> None:

@@ -9,6 +9,7 @@ import pytest
 HEAVY = ("torch", "triton", "scipy.optimize", "scipy.stats", "pandas", "perfmodel_executors")
 NOT_FOR_HELP = (*HEAVY, "numpy", "scipy", "plotly", "simpy", "pydantic", "yaml")
 
+MAX_MODULES = 210  # of this package
 LOADED = "import sys, json; print(); print(json.dumps(sorted(sys.modules)))"
 RUN_CLI = f"""
 from perfmodel.cli import main
@@ -69,6 +70,30 @@ NOT_FOR_A_PLAIN_SIMULATION = (
 def test_a_plain_simulation_loads_no_other_room(loaded):
     names = loaded(RUN_CLI, "simulate", "llama-3.1-8b-a100", "--json", "--set", "traffic.num_requests=5")
     assert names.isdisjoint(NOT_FOR_A_PLAIN_SIMULATION)
+
+
+PARSED = f"""
+import sys, json
+from pathlib import Path
+from perfmodel.files import yaml_loader
+parsed, load = [], yaml_loader.load_yaml_text
+yaml_loader.load_yaml_text = lambda text, name: parsed.append(Path(name).stem) or load(text, name)
+{RUN_CLI.replace(LOADED, "print(); print(json.dumps(parsed))")}
+"""
+
+
+def test_a_simulation_parses_no_calibration_that_adds_nothing(loaded):
+    """Of a device with a calibration of its own: that, and the first relation that has each kind of kernel it lacks.
+    Of 15 related files three have one; the others would be 60 ms of YAML."""
+    names = loaded(PARSED, "simulate", "llama-3.1-8b-a100", "--json", "--set", "traffic.num_requests=5")
+    kernels = {name for name in names if "@" in name and not name.startswith("engine@")}
+    assert kernels == {"a100-sxm-80gb@vllm", "h100-sxm-80gb@vllm", "h100-sxm-80gb@sglang", "rtx-4090@vllm"}
+
+
+def test_a_plain_simulation_loads_few_modules(loaded):
+    """A module costs half a millisecond to a few: most are classes to be made."""
+    names = loaded(RUN_CLI, "simulate", "llama-3.1-8b-a100", "--set", "traffic.num_requests=5")
+    assert len([name for name in names if name.split(".")[0] == "perfmodel"]) <= MAX_MODULES
 
 
 def test_specs_build_their_validators_when_they_are_first_read(run_python):

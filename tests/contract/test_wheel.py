@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MAX_WHEEL_BYTES, MAX_WHEEL_FILES = 3_080_000, 1_115
 pytestmark = [
     pytest.mark.release,
     pytest.mark.xdist_group("wheel"),
@@ -76,7 +77,14 @@ def test_data_files_are_in_the_wheel(wheel):
     ):
         assert wanted in names
     outside = ("tests/", "docs/", "benchmarks/", "executors/", "measurements/", "perfmodel/_data/measurements/")
+    outside += ("perfmodel/_data/workloads/scenarios/published/", "hardware_specs/", "workloads/", "reports/")
     assert not [name for name in names if name.startswith(outside)]
+
+
+def test_the_wheel_is_small(wheel):
+    """Half of it is code; each file costs some 250 bytes beside its content: headers, and its line in RECORD."""
+    assert wheel.stat().st_size <= MAX_WHEEL_BYTES
+    assert len(zipfile.ZipFile(wheel).namelist()) <= MAX_WHEEL_FILES
 
 
 def test_measurements_are_in_no_distribution(sdist):

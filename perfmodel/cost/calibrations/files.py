@@ -67,8 +67,8 @@ EXECUTOR = "perfmodel"  # the profile of this project's own executor
 _DEFAULT_PROFILE: str = EngineSpec.model_fields["profile"].default
 _ATTENTION = "attention_decode"  # what `contained` goes with
 _MIXED = "attention_mixed"  # no kernel that is missing, but another way to run those that are there
-# A family and its form, as `save_calibration` writes them.
-_FAMILY = re.compile(r"^  (\w+)[^\n]*:\n    form: (\w+)$", re.MULTILINE)
+# A family and its form, as `save_calibration` writes them; PyYAML puts a question mark before a long key.
+_FAMILY = re.compile(r"^  (?:\? )?(\w+).*\n  (?:  |: )form: (\w+)$", re.MULTILINE)
 # How much wider an interval is, by where the fits come from.
 _SPREAD_OTHER_ENGINE = 1.3
 SPREAD_SIBLING = 1.5
