@@ -24,7 +24,6 @@ from pydantic import Field
 
 from perfmodel.cost.kernel_models.device import CACHED_SHARE, DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import KernelSeconds, Residuals, joined, take
-from perfmodel.cost.kernel_models.roofline import knee
 from perfmodel.files.base import Spec
 from perfmodel.files.units import NonNegativeInt
 from perfmodel.ops.formats import SPARSE_RATE
@@ -273,6 +272,12 @@ class _Choices:
         return choices
 
 
+def _knee(a: float, b: float, p: float) -> float:
+    """`knee_of` two numbers, equal to the last bit: numpy's powers are not those of Python on every CPU."""
+    high, low = max(a, b), min(a, b)
+    return float(np.power(np.power(low / high, p) + 1.0, 1.0 / p)) * high
+
+
 # (fit, device, sizes) -> choices, found by identity, which the entry's own references keep from being reused.
 _choices: dict[tuple[Any, ...], _Choices] = {}
 
@@ -292,7 +297,7 @@ def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTim
     memory = (work.weight_bytes + work.activation_bytes - quantized_bytes) / choices.bandwidth
     fastest, compute = inf, inf
     for compute_s, split_s, partial_s_per_row in choices.of(m):
-        total = knee(compute_s, memory, fit.knee) + (split_s + m * partial_s_per_row)
+        total = _knee(compute_s, memory, fit.knee) + (split_s + m * partial_s_per_row)
         if total < fastest:
             fastest, compute = total, compute_s
     duration = fastest + fit.launch_s
