@@ -97,7 +97,7 @@ def test_a_version_runs_the_kernels_that_were_measured_first_from_it_on(tmp_path
 def test_kernels_that_servers_ran_before_tables_timed_them_are_the_newest(
     tmp_path, monkeypatch, device, version, kernel
 ):
-    """vLLM ran block FP8 experts on Blackwell, and from 0.15 on Hopper, with other kernels than its older tables have."""
+    """vLLM ran block FP8 experts on Blackwell, of 0.15 on Hopper, too, with other kernels than older tables have."""
     monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
     _of_versions(tmp_path, device)
     served = load_calibration(load_hardware(device), "vllm", version=version)

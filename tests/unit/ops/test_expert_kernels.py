@@ -57,8 +57,8 @@ def test_deepgemm_multiplies_every_block_that_might_have_been_needed():
     assert skipped["experts_up_proj"].problem.m < 128 * 128
     assert skipped["experts_activation"] == works["experts_activation"]
     (whole,) = work_of_experts("0.15.0").values()
-    # Permutation and combination move the 512 chosen rows alone, the former in FP8, into which it quantizes 64. Scales of
-    # 32 bits, 32 a row, are read and written for all rows.
+    # Permutation and combination move the 512 chosen rows alone, the former in FP8, into which it quantizes 64. Scales,
+    # 32 of 32 bits a row, are read and written for all rows.
     chosen = 64 * 4096 * (2 + 1 + 1) + 512 * 4096
     assert works["experts_permute"].activation_bytes == chosen + 16_768 * 32 * (4 + 4)
     assert works["experts_combine"].activation_bytes == (512 + 64) * 4096 * 2
