@@ -16,7 +16,7 @@ rank receives whose experts get most, were all ranks to send as much. `routing` 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import ceil
+from math import ceil, inf
 
 from perfmodel.models.architecture import DenseFFN, MoEFFN
 from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, tensor_parallel
@@ -28,6 +28,7 @@ from perfmodel.ops.node import LayerContext, OperatorNode, on_group, on_rows, on
 from perfmodel.ops.problem_sizes import ExpertsSize
 from perfmodel.ops.routing import TILE_ROWS, ExpertLoad
 from perfmodel.ops.work import Work
+from perfmodel.specs.engine.description import ExpertsRow
 
 EXPERT_KERNELS = 5  # sort by expert (align), grouped gate-up, activation, grouped down, weighted sum
 # Of each expert that has tokens: find them, gather them, gate, up, activation, product, down; gather and
@@ -130,28 +131,21 @@ def _expert_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
     width, local = ffn.latent_size or context.hidden, shard.local_experts(ffn.num_experts)
     sizes = {"width": width, "intermediate": intermediate, "local_experts": local}
     # Of tokens that are sent to the ranks of their experts, the host knows how many came for each.
-    if row is not None and row.aligned_rows and shard.gathers_tokens:
-        return _aligned_nodes(ffn, context, row.aligned_rows, row.multiplies_empty_blocks, **sizes)
+    least = row.aligned_from(width, intermediate) if row is not None and shard.gathers_tokens else inf
 
     def work(everyone: int) -> Work:
         load = context.routing(ffn, everyone, shard.ep)
         # Of tokens that are sent, kernels see what arrives: rows for this rank's experts, k of them as much as a token.
         num_tokens = everyone if shard.gathers_tokens else load.assignments / ffn.top_k
-        kernels = row.num_kernels if row is not None else None
+        kernels = row.num_kernels if row is not None and not row.checks_shape else None
         return experts(num_tokens, ffn, load, form, **sizes, is_fused=context.is_fused, num_kernels=kernels)
 
-    return [on_group("experts", work, shard.dp)]
+    nodes = [on_group("experts", lambda n: work(n if n < least else 0), shard.dp)] if least else []
+    return nodes if row is None or least == inf else nodes + _aligned_nodes(ffn, context, row, **sizes)
 
 
 def _aligned_nodes(
-    ffn: MoEFFN,
-    context: LayerContext,
-    block: int,
-    multiplies_empty_blocks: bool,
-    *,
-    width: int,
-    intermediate: int,
-    local_experts: int,
+    ffn: MoEFFN, context: LayerContext, row: ExpertsRow, *, width: int, intermediate: int, local_experts: int
 ) -> list[OperatorNode]:
     """Routed experts as contiguous grouped GEMMs: rows are permuted so that each expert has whole blocks of b rows.
 
@@ -159,43 +153,44 @@ def _aligned_nodes(
                    many tokens each expert gets; buffers, activation and its quantization have that many rows
         rows     = max_rows, or b times the expected blocks where the GEMMs skip empty ones
         up, down   GEMMs of `rows`, which read the weights of the D experts with tokens
-        permute    quantize n d elements, copy them to A d      combine    read A d, write n d
+        permute    quantize n d elements, copy them to A d, lay out scales of max_rows d   combine   read A d, write n d
 
     Source: vLLM, fused_moe/{deep_gemm_moe,deep_gemm_utils}.py (compute_aligned_M; expert_ids of blocks without a token
-    are 0 up to v0.12, -1 since)."""
-    form, ranks = context.format("experts"), context.shard.ep
+    are 0 up to v0.12, -1 since); DeepGEMM, csrc/apis/layout.hpp (transform_sf_into_required_layout)."""
+    form, ranks, block = context.format("experts"), context.shard.ep, row.aligned_rows or 1
     d, f, size, gates = width, intermediate, form.output_bytes, 2 if ffn.gated else 1
     permuted, tile = form._replace(quantizes_input=False), TILE_ROWS.index(block)
 
     def max_rows(n: int) -> int:
-        return ceil((n * ffn.top_k + local_experts * (block - 1)) / block) * block if n else 0
+        return ceil((n * ffn.top_k + local_experts * (block - 1)) / block) * block
 
-    def product(name: str, num_out: int, num_in: int, form: LinearFormat, n: int) -> Work:
+    def product(num_out: int, num_in: int, form: LinearFormat, name: str, n: int) -> Work:
         load = context.routing(ffn, n, ranks)
-        rows = max_rows(n) if multiplies_empty_blocks else block * load.tiles[tile]
+        rows = max_rows(n) if row.multiplies_empty_blocks else block * load.tiles[tile]
         work = gemm(name, rows, num_out, num_in, form)
         return replace(work, weight_bytes=work.weight_bytes * max(1.0, load.distinct))
 
-    def permute(n: int) -> Work:
-        pairs = context.routing(ffn, n, ranks).assignments
-        num_bytes = n * d * (size + 2 * form.input_bytes) + pairs * d * form.input_bytes
-        return elementwise("experts_permute", 0.0, num_bytes, 5 if n else 0)
+    def pairs(n: int) -> float:
+        return context.routing(ffn, n, ranks).assignments
 
-    def combine(n: int) -> Work:
-        return elementwise(
-            "experts_combine", 0.0, (context.routing(ffn, n, ranks).assignments + n) * d * size, int(n > 0)
-        )
+    def permute(name: str, n: int) -> Work:
+        row_bytes = n * (size + 2 * form.input_bytes) + pairs(n) * form.input_bytes + max_rows(n) * 2 * 4 / 128
+        return elementwise(name, 0.0, row_bytes * d, row.num_kernels - 5)  # up, activation, quantizing, down, combine
 
-    works: dict[str, Callable[[int], Work]] = {
-        "experts_permute": permute,
-        "experts_up_proj": partial(product, "experts_up_proj", gates * f, d, permuted),
-        "experts_activation": lambda n: activation(
-            max_rows(n), f, size, function=ffn.activation, is_gated=ffn.gated, is_fused=True
-        ),
-        "experts_down_proj": partial(product, "experts_down_proj", d, f, form),
-        "experts_combine": combine,
-    }
-    return [on_group(name, work, context.shard.dp) for name, work in works.items()]
+    def activate(name: str, n: int) -> Work:
+        return activation(max_rows(n), f, size, function=ffn.activation, is_gated=ffn.gated, is_fused=True)
+
+    def node(name: str, work: Callable[[str, int], Work]) -> OperatorNode:
+        least, nothing = row.aligned_from(d, f) or 1, elementwise(name, 0.0, 0.0, 0)
+        return on_group(name, lambda n: work(name, n) if n >= least else nothing, context.shard.dp)
+
+    return [
+        node("experts_permute", permute),
+        node("experts_up_proj", partial(product, gates * f, d, permuted)),
+        node("experts_activation", activate),
+        node("experts_down_proj", partial(product, d, f, form)),
+        node("experts_combine", lambda name, n: elementwise(name, 0.0, (pairs(n) + n) * d * size)),
+    ]
 
 
 def _shared_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:

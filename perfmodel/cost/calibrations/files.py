@@ -125,6 +125,9 @@ def _as_of(calibration: Calibration, hardware: HardwareSpec, version: str) -> Ca
     facts = describe_engine(calibration.engine, version).facts
     as_newest = facts.newest_kernels.get(hardware.declared.architecture or "", ())
     for formats, keys in kernels.items():
+        if any(key.startswith(f"{formats}/") for key in as_newest):  # tables leave the default kernel's name out
+            families[formats] = next((fits[key] for key in as_newest if key in keys), fits[formats])
+            continue
         known = {release for key in keys for release in measured[key]}
         ran = max(known) if formats in as_newest else min((item for item in known if item >= asked), default=max(known))
         by_sizes: dict[Any, list[str]] = {}

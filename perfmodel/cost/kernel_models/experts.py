@@ -6,10 +6,10 @@
 
     tiles = T(tm) ceil(N / tn),  T(tm) = sum over experts of ceil(rows / tm);  N, K = g f, d and d, f
 
-D distinct experts, E of the model, w bytes of a weight, d width, f intermediate size on this rank, g = 2 with a gate.
-The load of the slowest rank (`perfmodel.ops.routing`) matters most, not the kernels. Kernels that run over all slots of
-all tokens, local experts or not, move that many more activation bytes (`moves_all_slots`). For tables timed launch by
-launch, `kernel_s` of an engine's profile replaces the overhead by that of a CUDA graph.
+D distinct experts, E of the model (some kernels': of this rank), w bytes of a weight, d width, f intermediate size on
+this rank, g = 2 with a gate. The slowest rank's load (`perfmodel.ops.routing`) matters most. Kernels that run over all
+slots of all tokens, local experts or not, move that many more activation bytes (`moves_all_slots`). For tables timed
+launch by launch, `kernel_s` of an engine's profile replaces the overhead by that of a CUDA graph.
 Rows of f not a multiple of 16 lose vector loads (`misaligned`). Parameters are fitted to the MoE tables of
 ai-dynamo/aiconfigurator (Apache-2.0)."""
 
@@ -42,6 +42,7 @@ class GroupedExpertsFit(Spec):
     tile_rule: tuple[TileStep, ...] = ()  # of kernels with a default configuration; empty: the fastest tile
     rule_counts: Literal["tokens", "tokens_per_expert"] = "tokens"  # what `most_rows` of the rule limits
     moves_all_slots: bool = False
+    counts_local_experts: bool = False  # `expert_s` is per expert of the rank: thread blocks look through all for tiles
     domain: Domain = Domain()
     launch_s: float = Field(default=2.5e-5, ge=2e-6, le=2e-4)  # of all kernels of the layer
     compute_fraction: float = Field(default=0.6, ge=0.1, le=1.0)
@@ -113,7 +114,8 @@ def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts, is_w
     slots = problem.tokens * problem.top_k if fit.moves_all_slots else problem.assignments
     num_bytes = np.maximum(slots, problem.assignments) * sizes.row_bytes + problem.sum_bytes
     moved = num_bytes * (fit.passes / device.bandwidth)
-    duration = fit.launch_s + fit.expert_s * problem.num_experts + slow * gemms + moved
+    num_experts = problem.local_experts if fit.counts_local_experts else problem.num_experts
+    duration = fit.launch_s + fit.expert_s * num_experts + slow * gemms + moved
     return KernelSeconds(duration, slow * compute, read * (problem.gates + 1.0) + moved)
 
 

@@ -216,6 +216,8 @@ def fit_experts(groups: Groups) -> GroupedExpertsFit:
     free: tuple[str, ...] = _MOE_FREE
     name = groups[0].key.split("/")[-1]
     facts: dict[str, Any] = {"domain": _DOMAINS.get((groups[0].engine, name), Domain()), "cache_speedup": 1.5}
+    # Thread blocks of FlashInfer's blockwise kernel look through their rank's experts (GroupedWithOffsetScheduler).
+    facts["counts_local_experts"] = (groups[0].engine, groups[0].key) == ("vllm", "moe/fp8_block/cutlass")
     if sum(np.count_nonzero(part.sizes.problem.inner % 16) for part in parts) >= _MIN_MISALIGNED:
         free = (*free, "misaligned")
         facts["misaligned"] = 1.3

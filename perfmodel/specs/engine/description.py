@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -297,7 +298,8 @@ class ExpertsRow(Spec):
     formats, on:  as of `EngineFacts.weights` ("bf16" for weights that are not quantized); empty: any
     aligned_rows: block size M of a contiguous grouped GEMM: each expert's rows are padded to whole blocks, and the up
                   and the down product are one launch each of the GEMM kernel of linear layers
-    multiplies_empty_blocks: it computes the worst-case number of blocks, not only those with tokens"""
+    multiplies_empty_blocks: it computes the worst-case number of blocks, not only those with tokens
+    checks_shape: it does so for M tokens and more of experts whose sizes are multiples of M, the inner one above 512"""
 
     formats: tuple[str, ...] = ()
     on: tuple[str, ...] = ()
@@ -307,10 +309,18 @@ class ExpertsRow(Spec):
     chooses: bool = False  # the choice of a token's experts is among these kernels
     aligned_rows: Literal[64, 128] | None = None
     multiplies_empty_blocks: bool = False
+    checks_shape: bool = False
+    ranks_from: PositiveInt = 1  # only where experts are cut by width over so many ranks and more
 
     def fits(self, form: str, generation: str | None) -> bool:
         """Whether it applies to weights in `form` on devices of `generation`."""
         return (not self.formats or form in self.formats) and (not self.on or generation in self.on)
+
+    def aligned_from(self, width: int, inner: int) -> float:
+        """Tokens of a step from which on it aligns rows; inf: it never does."""
+        block = self.aligned_rows or 1
+        is_odd = self.checks_shape and (inner <= 512 or width % block or inner % block)
+        return inf if self.aligned_rows is None or is_odd else self.checks_shape * block
 
 
 class SparseAttentionRow(Spec):
@@ -352,7 +362,7 @@ class EngineFacts(Spec):
     default_kernels:    by generation, of a family and format the kernel that servers run, as tables call it; else the
                         one that was measured with most
     newest_kernels:     by generation, families and formats that servers of this version run with the kernels of the
-                        newest tables, while tables of this version timed others
+                        newest tables, while its tables timed others; a single kernel's key: with it alone in any layout
     limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
     sparse_attention:   the kernels of prompts with an indexer: the first row that fits
     weights, kv_cache:  by number format, then by generation; a format that is listed is refused on others
@@ -378,7 +388,7 @@ class EngineFacts(Spec):
     kv_block_sizes: tuple[PositiveInt, ...] = ()
     kv_groups: KvGroupRules = KvGroupRules()  # which layers have KV blocks of their own
     limits_to_positions: bool = False
-    experts: tuple[ExpertsRow, ...] = ()  # how expert layers run: the first row that fits
+    experts: tuple[ExpertsRow, ...] = ()  # how expert layers run: the first row that fits, the newest version's first
     sparse_attention: tuple[SparseAttentionRow, ...] = ()
     weights: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     kv_cache: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
@@ -449,7 +459,7 @@ def describe_engine(name_or_path: str, version: str | None = None) -> DescribedE
 
 
 def _overlaid(base: _S, changes: _S) -> _S:
-    """`base` overlaid by `changes`: blocks and tables by key, other values replaced."""
+    """`base` overlaid by `changes`: blocks and tables by key, `experts` before older rows, others replaced."""
     update: dict[str, Any] = {}
     for name in changes.model_fields_set:
         old, new = getattr(base, name), getattr(changes, name)
@@ -458,5 +468,5 @@ def _overlaid(base: _S, changes: _S) -> _S:
         elif isinstance(old, dict):
             update[name] = {**old, **new}
         else:
-            update[name] = new
+            update[name] = (*new, *old) if name == "experts" else new
     return base.model_copy(update=update)

@@ -53,7 +53,8 @@ def experts_use(
     form = dtype if "experts" in quantization.kept else form_of(quantization) or dtype
     rows = engine.described.facts.experts
     generation = _generation(rows, hardware)
-    return next((row for row in rows if row.fits(form, generation)), None)
+    num_ranks = 1 if engine.enable_expert_parallel else engine.tensor_parallel_size * engine.data_parallel_size
+    return next((row for row in rows if row.fits(form, generation) and num_ranks >= row.ranks_from), None)
 
 
 def sparse_heads_per_tile(engine: EngineSpec, hardware: HardwareSpec) -> int:

@@ -80,22 +80,28 @@ def _of_versions(folder, device):
 )
 def test_a_version_runs_the_kernels_that_were_measured_first_from_it_on(tmp_path, monkeypatch, version, kernel):
     monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
-    _of_versions(tmp_path, "h100-sxm-80gb")
-    hardware = load_hardware("h100-sxm-80gb")
+    _of_versions(tmp_path, "a100-sxm-80gb")
+    hardware = load_hardware("a100-sxm-80gb")
     served = load_calibration(hardware, "vllm", version=version)
     assert served.fit("moe", "fp8_block").compute_fraction == kernel
     assert sum(key.startswith("moe/") for key in served.families) == 1
     assert (served.fit("gemm", "bf16").compute_fraction, served.fit("elementwise", "").compute_fraction) == (0.4, 0.5)
-    sibling = load_calibration(load_hardware("gh200"), "vllm", version=version)
+    sibling = load_calibration(load_hardware("a100-sxm-40gb"), "vllm", version=version)
     assert sibling.fit("moe", "fp8_block").compute_fraction == kernel
 
 
-def test_kernels_that_servers_ran_before_tables_timed_them_are_the_newest(tmp_path, monkeypatch):
-    """vLLM ran block FP8 experts on Blackwell with other kernels than its older tables have."""
+@pytest.mark.parametrize(
+    ("device", "version", "kernel"),
+    [("b200-sxm", "0.19.0", 0.1), ("h100-sxm-80gb", "0.18.1", 0.1), ("h100-sxm-80gb", "0.14.1", 0.2)],
+)
+def test_kernels_that_servers_ran_before_tables_timed_them_are_the_newest(
+    tmp_path, monkeypatch, device, version, kernel
+):
+    """vLLM ran block FP8 experts on Blackwell, of 0.15 on Hopper, too, with other kernels than older tables have."""
     monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
-    _of_versions(tmp_path, "b200-sxm")
-    served = load_calibration(load_hardware("b200-sxm"), "vllm", version="0.19.0")
-    assert served.fit("moe", "fp8_block").compute_fraction == 0.1
+    _of_versions(tmp_path, device)
+    served = load_calibration(load_hardware(device), "vllm", version=version)
+    assert served.fit("moe", "fp8_block").compute_fraction == kernel
 
 
 def test_inputs_that_come_quantized_run_the_kernel_of_their_format():

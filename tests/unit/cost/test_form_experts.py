@@ -130,3 +130,12 @@ def test_kernels_that_move_all_slots_include_experts_of_other_ranks():
     row_bytes = 2 * (gate_up + silu + down + combine)
     more, own = (time_experts(work, fit, DEVICES[1]).duration_s for fit in (moved, GroupedExpertsFit()))
     assert more - own == pytest.approx(3000 * row_bytes * moved.passes / DEVICES[1].bandwidth, rel=1e-6)
+
+
+@pytest.mark.parametrize("counts_local", [True, False])
+def test_experts_are_counted_on_the_rank_or_in_the_model(counts_local):
+    """1 us for each of 256, or of the 32 that one of eight ranks has, whatever else the kernels do."""
+    fit = GroupedExpertsFit(counts_local_experts=counts_local, expert_s=1e-6)
+    work = work_of(16, MoEFFN(256, 8, 2048), FORMATS[1], ranks=8)
+    seconds = [time_experts(work, item, SLOW).duration_s for item in (fit, fit.model_copy(update={"expert_s": 0.0}))]
+    assert seconds[0] - seconds[1] == pytest.approx((32 if counts_local else 256) * 1e-6)

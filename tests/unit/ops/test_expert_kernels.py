@@ -34,17 +34,19 @@ def test_kernels_that_choose_the_experts_leave_no_choice_to_others():
     assert "topk" not in names("gpt-oss-120b")
 
 
-def work_of_experts(version, device="h100-sxm-80gb", **engine):
-    """Works of 64 decoding tokens by operator name, of 128 experts with 8 for each token, in blocks of FP8."""
+def work_of_experts(version, device="h100-sxm-80gb", num_tokens=64, **engine):
+    """Works of decoding tokens by operator name, of 128 experts with 8 for each token, in blocks of FP8."""
     spec = EngineSpec(version=version, quantization="fp8_block", **engine)
     hardware = load_hardware(device)
     graph = build_graph(served_model(load_model("qwen3-235b-a22b"), spec, hardware), spec, hardware=hardware)
-    return {n.name: n.work(decode_shape(64, 100)) for n in graph.nodes if n.name.startswith("experts")}
+    shape = decode_shape(num_tokens, 100)
+    works = {node.name: node.work(shape) for node in graph.nodes if node.name.startswith("experts")}
+    return {name: work for name, work in works.items() if work.num_kernels}
 
 
 def test_deepgemm_multiplies_every_block_that_might_have_been_needed():
     """vLLM 0.11.1 and 0.12: 64 tokens x 8 + 128 experts x 127 rows, in whole blocks of 128, whoever was chosen; from
-    0.13 on only blocks with a token; FlashInfer's kernel from 0.16 on."""
+    0.13 on only blocks with a token; FlashInfer's kernel from 0.15 on."""
     works = work_of_experts("0.12.0")
     up, down = works["experts_up_proj"].problem, works["experts_down_proj"].problem
     assert (up.m, up.n, up.k) == (16_768, 2 * 1536, 4096)
@@ -54,9 +56,11 @@ def test_deepgemm_multiplies_every_block_that_might_have_been_needed():
     assert skipped["experts_up_proj"].problem.m == pytest.approx(128 * 128, rel=0.1)  # most experts have one block
     assert skipped["experts_up_proj"].problem.m < 128 * 128
     assert skipped["experts_activation"] == works["experts_activation"]
-    (whole,) = work_of_experts("0.16.0").values()
-    # Permutation and combination move the 512 chosen rows alone, the former in FP8, into which it quantizes 64.
-    assert works["experts_permute"].activation_bytes == 64 * 4096 * (2 + 1 + 1) + 512 * 4096
+    (whole,) = work_of_experts("0.15.0").values()
+    # Permutation and combination move the 512 chosen rows alone, the former in FP8, into which it quantizes 64. Scales,
+    # 32 of 32 bits a row, are read and written for all rows.
+    chosen = 64 * 4096 * (2 + 1 + 1) + 512 * 4096
+    assert works["experts_permute"].activation_bytes == chosen + 16_768 * 32 * (4 + 4)
     assert works["experts_combine"].activation_bytes == (512 + 64) * 4096 * 2
     # Each expert that was chosen is read once, by either way.
     read = works["experts_up_proj"].weight_bytes + works["experts_down_proj"].weight_bytes
@@ -70,21 +74,63 @@ RANKS = {"version": "0.12.0", "enable_expert_parallel": True, "data_parallel_siz
 @pytest.mark.parametrize(
     ("engine", "is_aligned"),
     [
-        ({"version": "0.11.0"}, False),  # Hopper: by the size of the step
+        ({"version": "0.10.2", "device": "b200-sxm"}, False),
+        ({"version": "0.11.0", "num_tokens": 127}, False),  # Hopper: by the size of the step and of the experts
+        ({"version": "0.11.0", "num_tokens": 128}, True),
+        ({"version": "0.11.0", "num_tokens": 128, "tensor_parallel_size": 4}, False),  # 384 columns of an expert
         ({"version": "0.11.0", "device": "b200-sxm"}, True),
+        ({"version": "0.11.1", "tensor_parallel_size": 8}, True),
         ({"version": "0.12.0", "device": "l40s"}, False),
-        ({"version": "0.12.0", "enable_expert_parallel": True, "tensor_parallel_size": 4}, True),
+        ({"version": "0.12.0", "tensor_parallel_size": 4}, True),
+        ({"version": "0.12.0", "tensor_parallel_size": 8}, False),
+        ({"version": "0.13.0", "tensor_parallel_size": 4, "data_parallel_size": 2}, False),  # cut over all eight
+        ({"version": "0.14.1", "tensor_parallel_size": 8, "enable_expert_parallel": True}, True),
+        ({"version": "0.14.1", "tensor_parallel_size": 8, "device": "b200-sxm"}, False),
+        ({"version": "0.15.0"}, False),
+        ({"version": "0.15.0", "device": "b200-sxm"}, False),
         ({**RANKS, "all2all_backend": "allgather_reducescatter"}, True),
         ({**RANKS, "all2all_backend": "deepep_high_throughput"}, False),  # the host knows each expert's tokens
     ],
 )
 def test_which_experts_run_deepgemm(engine, is_aligned):
-    assert ("experts_up_proj" in work_of_experts(**engine)) == is_aligned
+    aligned = {f"experts_{part}" for part in ("permute", "up_proj", "activation", "down_proj", "combine")}
+    assert work_of_experts(**engine).keys() == (aligned if is_aligned else {"experts"})
+
+
+@pytest.mark.parametrize(
+    ("version", "ranks", "kernel"),
+    [
+        ("0.14.1", "tensor_parallel_size", "Triton"),  # in eight parts, no DeepGEMM
+        ("0.16.0", "tensor_parallel_size", "FlashInfer"),
+        ("0.16.0", "enable_expert_parallel", "FlashInfer"),
+        ("0.18.0", "tensor_parallel_size", "Triton"),
+        ("0.18.0", "enable_expert_parallel", "FlashInfer"),
+        ("0.30.0", "tensor_parallel_size", "Triton"),
+        ("0.30.0", "enable_expert_parallel", "FlashInfer"),
+    ],
+)
+def test_which_kernel_times_experts_that_deepgemm_does_not_run(version, ranks, kernel):
+    """Of Hopper's kernels for blocks of FP8 tables time FlashInfer's alone without a rule for its tiles."""
+    engine = {"tensor_parallel_size": 8, "enable_expert_parallel": ranks == "enable_expert_parallel"}
+    (work,) = work_of_experts(version, "h200-sxm", **engine).values()
+    fit = OperatorTimer(
+        load_hardware("h200-sxm"), load_calibration(load_hardware("h200-sxm"), "vllm", version=version)
+    ).fit(work)
+    assert ("Triton" if fit.tile_rule else "FlashInfer") == kernel
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "launches"),
+    [("0.12.0", "h100-sxm-80gb", 6), ("0.12.0", "b200-sxm", 7), ("0.13.0", "b200-sxm", 6)],
+)
+def test_deepgemm_lays_out_the_scales_of_permuted_rows(version, device, launches):
+    """Quantize, count, zero expert ids, scatter twice, and scales: on Blackwell before both products, until 0.13."""
+    assert work_of_experts(version, device)["experts_permute"].num_kernels == launches
 
 
 def test_all_kernels_of_the_experts_are_with_the_experts():
     """Where layers are cut in lanes or over devices: all five, as the one operator of other engines is."""
-    spec = EngineSpec(version="0.12.0", quantization="fp8_block", data_parallel_size=2)
+    spec = EngineSpec(version="0.11.1", quantization="fp8_block", data_parallel_size=2)
     spec = EngineSpec(**{**spec.model_dump(exclude_unset=True), "afd_config": {"num_ffn_servers": 1}})
     hardware = load_hardware("h100-sxm-80gb")
     graph = build_graph(served_model(load_model("qwen3-235b-a22b"), spec, hardware), spec, hardware=hardware)

@@ -53,6 +53,15 @@ def test_each_version_changes_what_it_names_and_nothing_else(tmp_path):
     assert all(each.batching.prefill_exclusive and each.budgets == first.budgets for each in (first, second, third))
 
 
+def test_rows_of_experts_come_before_those_of_older_versions(tmp_path):
+    rows = "experts: [{formats: [%s], kernel: %s, num_kernels: 5}]"
+    text = ENGINE.replace("defaults: {block_size: 32}", rows % ("fp8", "new"))
+    text = text.replace("  weights: {fp8: [", f"  {rows % ('fp8, nvfp4', 'old')}\n  weights: {{fp8: [")
+    (tmp_path / "mine.yaml").write_text(text)
+    kernels = {v: [row.kernel for row in facts(str(tmp_path / "mine.yaml"), v).experts] for v in ("1.0", "1.10")}
+    assert kernels == {"1.0": ["old"], "1.10": ["new", "old"]}
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
