@@ -57,7 +57,7 @@ from perfmodel.specs.traffic import ExpertRouting, Images, ImageSize
 
 UNKNOWN_LENGTHS, SPECULATED = "lengths unknown", "speculation suspected"  # flags of a row
 # Of disaggregated deployments.
-_SGLANG_CHUNK = 8192
+_SGLANG_CHUNK = 16384
 _TRTLLM_PREFILL_TOKENS = 8448
 _MEMORY_SHARE = 0.96  # recipes leave little: DeepSeek-V3 in FP8 on four GB200 takes 92 % for the weights alone
 _MAX_PROMPTS, _MAX_SEQS = 256, 1024  # of an engine where nothing else limits it
@@ -91,6 +91,7 @@ def _disaggregated(entry: Entry, hardware: HardwareSpec, siblings: Sequence[Entr
         "enable_prefix_caching": False,
         "gpu_memory_utilization": _MEMORY_SHARE,
         "profile": entry["backend"],
+        "version": None if is_trtllm else entry["backend_version"],
     }
     budget = max(_TRTLLM_PREFILL_TOKENS, inputs + 64) if is_trtllm else _SGLANG_CHUNK
     batch = _max_batch(entry, siblings) if is_trtllm else _MAX_SEQS

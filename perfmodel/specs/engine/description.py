@@ -323,6 +323,17 @@ class SparseAttentionRow(Spec):
     heads_per_tile: PositiveInt  # of the kernel; fewer heads on a device are padded to it
 
 
+class LatentPromptsRow(Spec):
+    """Dense attention of prompts over latents, on some generations of devices: the kernel that tables time of latents.
+
+    on:              generations, as in `declared.architecture`; none: all
+    in_cache_format: queries, keys and values are multiplied in the KV cache's format"""
+
+    on: tuple[str, ...] = ()
+    kernel: str = ""
+    in_cache_format: bool = False
+
+
 class HostProcesses(Spec):
     """Processes that keep a core of the host busy, as they poll, while their engine has requests.
 
@@ -355,6 +366,8 @@ class EngineFacts(Spec):
                         newest tables, while tables of this version timed others
     limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
     sparse_attention:   the kernels of prompts with an indexer: the first row that fits
+    latent_prompts:     those of prompts that attend to all of their latents, likewise; elsewhere the kernel of heads of
+                        their size
     weights, kv_cache:  by number format, then by generation; a format that is listed is refused on others
     backends:           what its kernels are run with, by name, where there are several; without, it has one
     pieces_under_way:   of a batch, that follow one another over the devices of a layer split; 0: plans do, instead
@@ -380,6 +393,7 @@ class EngineFacts(Spec):
     limits_to_positions: bool = False
     experts: tuple[ExpertsRow, ...] = ()  # how expert layers run: the first row that fits
     sparse_attention: tuple[SparseAttentionRow, ...] = ()
+    latent_prompts: tuple[LatentPromptsRow, ...] = ()
     weights: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     kv_cache: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     backends: dict[Backend, BackendFacts] = Field(default_factory=dict)
