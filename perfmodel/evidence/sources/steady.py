@@ -101,6 +101,10 @@ def _disaggregated(entry: Entry, hardware: HardwareSpec, siblings: Sequence[Entr
         ("decode", {"max_num_seqs": batch, "max_num_batched_tokens": max(batch, 64)}),
     ):
         ranks = _count(entry, f"{role}_attention_dp_size")
+        if not is_trtllm and ranks == 1:
+            limits = limits | {"poll_every": 10}
+        if role == "prefill":
+            limits = limits | {"api_server_count": 64}
         shape = {
             "tensor_parallel_size": _count(entry, f"{role}_tp_size"),
             "pipeline_parallel_size": _count(entry, f"{role}_pp_size"),

@@ -365,6 +365,8 @@ class EngineFacts(Spec):
     newest_kernels:     by generation, families and formats that servers of this version run with the kernels of the
                         newest tables, while tables of this version timed others
     limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
+    ranks_by:           how a replica's data-parallel rank is chosen for a request, by the role of its pool (`ROUTERS`);
+                        the one with fewest requests unless given
     sparse_attention:   the kernels of prompts with an indexer: the first row that fits
     latent_prompts:     those of prompts that attend to all of their latents, likewise; elsewhere the kernel of heads of
                         their size
@@ -391,6 +393,7 @@ class EngineFacts(Spec):
     kv_block_sizes: tuple[PositiveInt, ...] = ()
     kv_groups: KvGroupRules = KvGroupRules()  # which layers have KV blocks of their own
     limits_to_positions: bool = False
+    ranks_by: dict[str, Literal["random", "round_robin"]] = Field(default_factory=dict)
     experts: tuple[ExpertsRow, ...] = ()  # how expert layers run: the first row that fits
     sparse_attention: tuple[SparseAttentionRow, ...] = ()
     latent_prompts: tuple[LatentPromptsRow, ...] = ()
