@@ -8,7 +8,7 @@ from perfmodel import cost as costs
 from perfmodel.cost import Calibration, EngineProfile, MemoryPlan
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TICKS_PER_S
-from perfmodel.sim.fleet.routing import ROUTERS, Router
+from perfmodel.sim.fleet.routing import ROUTERS, FrontEnds, Router
 from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.replica import EngineRank, Replica
@@ -114,9 +114,10 @@ class Pool:
 class FleetRouter:
     """Router `name` over replicas that come and go; seed: of what it draws.
 
-    within:  how a replica's rank is chosen: vLLM's data-parallel load balancer and TensorRT-LLM's attention-DP balance
-             take the one with fewest requests
-    samples: answers of a prompt, which are one request at a router and so on one replica"""
+    within:     how a replica's rank is chosen: vLLM's data-parallel load balancer and TensorRT-LLM's attention-DP
+                balance take the one with fewest requests
+    samples:    answers of a prompt, which are one request at a router and so on one replica
+    front_ends: that have a router each"""
 
     def __init__(
         self,
@@ -125,6 +126,7 @@ class FleetRouter:
         seed: int = 0,
         samples: int = 1,
         within: str = "least_outstanding",
+        front_ends: int = 1,
     ) -> None:
         self._samples = samples
         self._chosen: dict[int, tuple[Any, int]] = {}  # by prompt: the target, and how many answers are still to come
@@ -132,7 +134,9 @@ class FleetRouter:
         self._within: dict[int, Router[EngineRank]] = {
             replica.index: ROUTERS[within](replica.ranks, seed=hashed(seed, replica.index)) for replica in shared
         }
-        self._router: Router[Any] = ROUTERS[name](seed=seed)  # over replicas, or where each is one rank, over these
+        # Over replicas, or where each is one rank, over these.
+        make = ROUTERS[name]
+        self._router: Router[Any] = make(seed=seed) if front_ends == 1 else FrontEnds(make, front_ends, seed)
         for replica in replicas:
             self.join(replica)
 
@@ -148,7 +152,8 @@ class FleetRouter:
     def of(cls, name: str, replicas: Sequence[Replica], scenario: Scenario, spec: PoolSpec) -> "FleetRouter":
         """Router `name` over `replicas` of pools like `spec`."""
         within = spec.engine.described.facts.ranks_by.get(spec.role, "least_outstanding")
-        return cls(name, replicas, scenario.seed, scenario.traffic.samples_per_request, within)
+        samples, front_ends = scenario.traffic.samples_per_request, scenario.cluster.front_ends
+        return cls(name, replicas, scenario.seed, samples, within, front_ends)
 
     def __call__(self, request: Request) -> EngineRank:
         """Engine for `request`; some replica must be up."""
