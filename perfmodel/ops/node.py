@@ -11,7 +11,7 @@ from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import AdapterMix, BatchShape, Depends, Work
-from perfmodel.specs.engine.description import ExpertsRow
+from perfmodel.specs.engine.description import ExpertsRow, LatentPromptsRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class LayerContext:
     is_fused:        serving engines' kernels, not one per PyTorch operator
     concatenates_kv: the cache grows by concatenation
     experts:         how the engine runs routed experts, if described
-    sparse_heads:    heads per tile of the sparse prefill kernel"""
+    sparse_heads:    heads per tile of the sparse prefill kernel
+    latent_prompts:  the kernel of prompts over latents, where it is not that of heads of their size"""
 
     model: ModelSpec
     shard: Sharding
@@ -52,6 +53,7 @@ class LayerContext:
     spread: ContextSpread | None = None
     experts: ExpertsRow | None = None
     sparse_heads: int = 1
+    latent_prompts: LatentPromptsRow | None = None
     formats: tuple[tuple[str, QuantizationSpec], ...] = ()  # the layer's own, by component
     adapters: AdapterMix | None = None
 

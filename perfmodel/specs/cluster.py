@@ -226,10 +226,13 @@ class KvTransferSpec(GivenLink, CheckedSpec):
 
 
 class ClusterSpec(CheckedSpec):
-    """Equal replicas of the scenario's engine behind a router, or `pools` of engines that differ."""
+    """Equal replicas of the scenario's engine behind a router, or `pools` of engines that differ.
+
+    front_ends: servers that share the requests in turn, each with a router of its own, which counts its own turns"""
 
     replicas: NonNegativeInt = 1
     router: RouterName = "round_robin"
+    front_ends: PositiveInt = 1
     pools: tuple[PoolSpec, ...] = ()
     kv_transfer: KvTransferSpec = KvTransferSpec()
     network: NetworkSpec | None = None  # between the nodes of a replica that is larger than one; of all pools

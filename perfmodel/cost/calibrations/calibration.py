@@ -143,7 +143,11 @@ class Calibration(Spec):
 
         Sparse tensor cores reach the dense ones' share of their peak. Among fits of one family and rate, the domain
         nearest to the work's `traits` wins."""
-        if family == "encoder_attention" and not self.has_family(family):
+        if family == "latent_prefill":  # its keys name the format of the projections of modules first
+            latents = self._nearest(f"{family}/bfloat16", traits)
+            if latents is not None:
+                return latents
+        if family == "latent_prefill" or (family == "encoder_attention" and not self.has_family(family)):
             family = "attention_prefill"
         rate = rate.removesuffix(SPARSE_RATE).removesuffix(MMA_SYNC_RATE)
         rates = (*((format, format.removesuffix(STATIC_SCALES)) if format else ()), rate)

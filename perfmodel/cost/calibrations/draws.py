@@ -27,6 +27,7 @@ Scores = tuple[float, ...]
 _STEP, _PROMPT, _SERVER, _OTHERS = 0, 1, 2, 3
 _FAMILIES = {
     "attention_prefill": 0,
+    "latent_prefill": 0,
     "attention_sparse": 0,
     "attention_decode": 1,
     "attention_mixed": 1,

@@ -29,7 +29,7 @@ from perfmodel.evidence.observation import (
 )
 from perfmodel.evidence.sources.recorded import SATURATED
 from perfmodel.sim import RequestColumns, RunResult, simulate
-from perfmodel.specs import Scenario
+from perfmodel.specs import PoolSpec, Scenario
 
 
 def with_traffic(scenario: Scenario, arrivals: dict[str, Any] | None = None, **update: Any) -> Scenario:
@@ -140,8 +140,15 @@ def num_slices(scenario: Scenario) -> int:
     concurrency = scenario.traffic.arrivals.concurrency
     if not scenario.cluster.is_disaggregated or concurrency is None or concurrency <= _FEW:
         return 1
-    most = gcd(concurrency, *(pool.replicas * pool.engine.data_parallel_size for pool in scenario.pools))
+    most = gcd(concurrency, *(_num_alike(pool) for pool in scenario.pools))
     return max(count for count in range(1, most + 1) if most % count == 0 and concurrency // count >= _FEW)
+
+
+def _num_alike(pool: PoolSpec) -> int:
+    """Parts of a pool with equal loads: ranks, or whole replicas where the load of a replica's ranks is left to chance,
+    since each step waits for the one with most."""
+    is_even = pool.engine.described.facts.ranks_by.get(pool.role) != "random"
+    return pool.replicas * (pool.engine.data_parallel_size if is_even else 1)
 
 
 def slice_of(scenario: Scenario, count: int) -> Scenario:

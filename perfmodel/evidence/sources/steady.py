@@ -6,15 +6,21 @@ a budget of 8,192 tokens; SGLang with prompt chunks of 8,192 in steps of their o
 room for one prompt beside the decodes, at least 8,192 tokens. Other script settings (polling interval of arrivals, how
 long ranks wait for each other's prompts) are in `recipe_arguments`.
 
-Disaggregated serving (of DeepSeek's kind of model) has the same load. Assumed from the recipes:
+Disaggregated serving (of DeepSeek's kind of model) has the same load, behind Dynamo's front ends; SGLang 0.5.5 was
+sent half as many requests. Its recipes are those of srt-slurm (ishandhanani/srt-slurm, recipes/, branch
+sa-submission-q1-2026) that SemiAnalysisAI/InferenceX names by concurrency (.github/configs/nvidia-master.yaml, March
+2026); before, those of ai-dynamo/dynamo (slurm_jobs/scripts):
 
-- SGLang's prefill workers extend in chunks of 8,192 tokens per rank; TensorRT-LLM's take whole prompts, 8,448 tokens at
-  once (or one prompt).
+- SGLang's prefill workers extend in chunks of 16,384 tokens per rank (131,072 by 8 ranks, 65,536 by 4). Without
+  attention data parallelism its workers on Grace look at arrivals every ten decodes.
+- TensorRT-LLM's prefill workers take whole prompts: 16 of 1,024 tokens at once on a rank, 8 on H200; of 8,192 two in
+  FP4 and on H200, else one.
+- Ten front ends stand before SGLang's workers on Grace, and TensorRT-LLM's on GB200, each with turns of its own.
 - Data-parallel attention (more than one rank) comes with whole experts per rank whatever the row says: the export reads
   `ep`, which is 1 where the all-to-all backend sets it itself; cut 32 ways, an expert of DeepSeek-V3 would be 64 wide,
   half a block of its FP8 scales.
-- TensorRT-LLM's decode workers have an unstated maximal batch, and send the first token, so requests above it wait; see
-  `_max_batch`.
+- A point that was recorded twice has the prefill layout of the later one, which is that of its recipe.
+- TensorRT-LLM's decode workers send the first token, so requests above their largest batch wait; see `_max_batch`.
 
 Measured power under such a load, `energy.csv[.gz]`, has a row per deployment and batch limit: task, model,
 weight_precision, gpu, num_gpus, tp, ep, dp, max_num_seqs, engine ("vllm 0.11.1"), server_args, avg_batch_size,
@@ -57,8 +63,12 @@ from perfmodel.specs.traffic import ExpertRouting, Images, ImageSize
 
 UNKNOWN_LENGTHS, SPECULATED = "lengths unknown", "speculation suspected"  # flags of a row
 # Of disaggregated deployments.
-_SGLANG_CHUNK = 8192
-_TRTLLM_PREFILL_TOKENS = 8448
+_SGLANG_CHUNK = 16384
+_PREFILL_TOKENS, _WIDE_PREFILL_TOKENS = 8448, 16640  # of a rank under TensorRT-LLM
+_TRTLLM_OF_DYNAMO = {"0.8.1": "1.2.0rc6.post2"}  # the release that ai-dynamo 0.8.1.post1 depends on
+_RECEIVE_INTERVAL = 10  # SGLang's scheduler-recv-interval, which data-parallel attention has not
+_FRONT_ENDS, _SEVERAL_FRONT_ENDS = 10, ("gb200", "0.8.1.post2")
+_TOKENIZERS = 64  # texts at once in Dynamo's front end, a thread each [assumed: as many as a node has cores]
 _MEMORY_SHARE = 0.96  # recipes leave little: DeepSeek-V3 in FP8 on four GB200 takes 92 % for the weights alone
 _MAX_PROMPTS, _MAX_SEQS = 256, 1024  # of an engine where nothing else limits it
 _NIC_BYTES_PER_S = 50e9  # 400 Gbit/s per device between nodes of eight, where no rack-wide NVLink is there
@@ -81,52 +91,84 @@ def _count(entry: Entry, key: str) -> int:
     return int(float(entry[key]))
 
 
-def _disaggregated(entry: Entry, hardware: HardwareSpec, siblings: Sequence[Entry]) -> ClusterSpec:
-    """The workers of a row; siblings: its sweep's rows, itself included, which share servers"""
+def _disaggregated(
+    entry: Entry, hardware: HardwareSpec, siblings: Sequence[Entry], again: Sequence[Entry]
+) -> ClusterSpec:
+    """The workers of a row; siblings: its sweep's rows, itself included, which share servers; again: those of the same
+    point, itself included, of which the last one recorded has the recipe's prefill layout"""
     inputs, outputs = _count(entry, "isl"), _count(entry, "osl")
-    is_trtllm = entry["backend"] == "trtllm"
+    is_trtllm, has_rack = entry["backend"] == "trtllm", hardware.declared.max_devices > 8
     shared = {
         "kv_cache_dtype": "fp8",
         "max_model_len": inputs + outputs + 64,
         "enable_prefix_caching": False,
         "gpu_memory_utilization": _MEMORY_SHARE,
         "profile": entry["backend"],
+        "version": entry["backend_version"] if not is_trtllm else _TRTLLM_OF_DYNAMO.get(entry["backend_version"][:5]),
     }
-    budget = max(_TRTLLM_PREFILL_TOKENS, inputs + 64) if is_trtllm else _SGLANG_CHUNK
+    prompts, budget = _prefill_limits(entry, inputs) if is_trtllm else (_MAX_PROMPTS, _SGLANG_CHUNK)
     batch = _max_batch(entry, siblings) if is_trtllm else _MAX_SEQS
+    layout = max(again, key=lambda item: int(item["id"].rpartition("cfg")[2])) if len(again) > 1 else entry
+    prefill = {"max_num_seqs": prompts, "max_num_batched_tokens": budget, "api_server_count": _TOKENIZERS}
+    decode = {"max_num_seqs": batch, "max_num_batched_tokens": max(batch, 64)}
     pools = []
-    for role, limits in (
-        ("prefill", {"max_num_seqs": _MAX_PROMPTS, "max_num_batched_tokens": budget}),
-        ("decode", {"max_num_seqs": batch, "max_num_batched_tokens": max(batch, 64)}),
-    ):
-        ranks = _count(entry, f"{role}_attention_dp_size")
+    for role, limits, own in (("prefill", prefill, layout), ("decode", decode, entry)):
+        devices, ranks = _count(own, f"{role}_tp_size"), _count(own, f"{role}_attention_dp_size")
+        if _is_low_latency(entry):
+            devices, ranks = devices * ranks, 1
         shape = {
-            "tensor_parallel_size": _count(entry, f"{role}_tp_size"),
-            "pipeline_parallel_size": _count(entry, f"{role}_pp_size"),
+            "tensor_parallel_size": devices,
+            "pipeline_parallel_size": _count(own, f"{role}_pp_size"),
             "data_parallel_size": ranks,
-            "enable_expert_parallel": _count(entry, f"{role}_moe_ep_size") > 1 or ranks > 1,
+            "enable_expert_parallel": _count(own, f"{role}_moe_ep_size") > 1 or ranks > 1,
+            "poll_every": _RECEIVE_INTERVAL if not is_trtllm and ranks == 1 and has_rack else 1,
         }
         engine = EngineSpec.model_validate(shared | limits | shape)
-        pools.append({"role": role, "replicas": _count(entry, f"{role}_num_workers"), "engine": engine})
+        pool = {"role": role, "replicas": _count(entry, f"{role}_num_workers"), "engine": engine}
+        pools.append(PoolSpec.model_validate(pool))
     transfer = KvTransferSpec(latency_s=_HANDSHAKE_S)
-    if hardware.declared.max_devices <= 8:
+    if not has_rack:
         transfer = KvTransferSpec(link="infiniband", bandwidth_bytes_per_s=_NIC_BYTES_PER_S, latency_s=_HANDSHAKE_S)
-    return ClusterSpec(pools=tuple(PoolSpec.model_validate(pool) for pool in pools), kv_transfer=transfer)
+    has_several = has_rack and (not is_trtllm or (entry["system"], entry["backend_version"]) == _SEVERAL_FRONT_ENDS)
+    return ClusterSpec(pools=tuple(pools), kv_transfer=transfer, front_ends=_FRONT_ENDS if has_several else 1)
+
+
+def _is_low_latency(entry: Entry) -> bool:
+    """Whether workers are tensor-parallel by their script, where the record calls all of its kind attention-parallel:
+    SGLang 0.5.5 with four devices a decode worker (ai-dynamo/dynamo, slurm_jobs/scripts/gb200-fp4/disagg)"""
+    is_old = entry["backend"] == "sglang" and entry["backend_version"].startswith("0.5.5")
+    return is_old and _count(entry, "decode_attention_dp_size") == 4
+
+
+def _prefill_limits(entry: Entry, inputs: int) -> tuple[int, int]:
+    """(prompts, tokens) at once of a rank of TensorRT-LLM's prefill workers, by its recipes"""
+    is_hopper = entry["system"].startswith("h")
+    budget = _WIDE_PREFILL_TOKENS if inputs <= 1024 or is_hopper or entry["precision"] == "fp4" else _PREFILL_TOKENS
+    if is_hopper and inputs <= 1024:
+        budget = _PREFILL_TOKENS
+    return max(budget // inputs, 1), max(budget, inputs + 64)
 
 
 def _max_batch(entry: Entry, siblings: Sequence[Entry]) -> int:
-    """Most sequences of one decode rank.
+    """Most sequences of one decode rank, as the recipes' names have it.
 
-    Recipes name a power of two and sweep the concurrency to it or slightly above: the largest one within the sweep's
-    largest concurrency per rank (for data-parallel attention, a multiple of 16); each FP8 recipe on Grace has its own
-    concurrency. The rule comes from the rows: by Little's law the decoding requests, C (1 - TTFT / E2E) per rank, stay
-    at 4.0, 8.0, 16.0, 31.6 or 32.2, 121 where C is above 4, 8, 16, 32, 128."""
-    is_alone = entry["precision"] == "fp8" and entry["system"].startswith("gb")
+    FP8 recipes of x86 servers with 8,192 tokens in, and all of H200s, have room for all that a worker can get. Others
+    name a power of two and sweep the concurrency to it or slightly above: the largest one within the sweep's largest
+    concurrency per rank (for data-parallel attention, a multiple of 16). On Grace each FP8 recipe, and each of 8,192
+    tokens out, has its own concurrency. The rows agree: by Little's law the decoding requests, C (1 - TTFT / E2E) per
+    rank, stay at 4.0, 8.0, 16.0, 31.6 or 32.2, 121 where C is above 4, 8, 16, 32, 128."""
+    is_fp8, on_grace = entry["precision"] == "fp8", entry["system"].startswith("gb")
+    concurrency, is_alike = _count(entry, "concurrency"), _count(entry, "decode_attention_dp_size") > 1
+    if entry["system"].startswith("h200") or (is_fp8 and not on_grace and _count(entry, "isl") > 1024):
+        return concurrency if is_alike else max(concurrency // _count(entry, "decode_num_workers"), 1)
+    if (entry["system"], entry["precision"], concurrency) == ("gb200", "fp8", 6):  # ctx1_gen3_tep8_batch1_eplb0_mtp0_6
+        return 1
+    is_alone = on_grace and (is_fp8 or _count(entry, "osl") > 1024)
     most = max(
         _count(item, "concurrency") / (_count(item, "decode_num_workers") * _count(item, "decode_attention_dp_size"))
         for item in ([entry] if is_alone else siblings)
     )
-    if _count(entry, "decode_attention_dp_size") > 1 and most > 16:
+    if is_alike and most > 16:
         return int(most // 16) * 16
     return 1 << (max(int(most), 1).bit_length() - 1)
 
@@ -142,13 +184,23 @@ def read_steady_states(path: str | Path) -> tuple[list[Observation], Reasons]:
         """Key of a sweep: the deployment at the end of the row's name, and lengths."""
         return (entry.get("id") or "").rpartition("_")[2], entry.get("isl"), entry.get("osl")
 
+    def point(entry: Entry) -> tuple[str | None, ...]:
+        """Key of a measured point: all that says nothing of prefill layouts."""
+        shape = (value for key, value in entry.items() if key.startswith("decode_") or key == "prefill_num_workers")
+        return *(entry.get(key) for key in ("backend", "backend_version", "system", "precision", "concurrency")), *shape
+
     sweeps: defaultdict[tuple[str | None, ...], list[Entry]] = defaultdict(list)
+    points: defaultdict[tuple[str | None, ...], list[Entry]] = defaultdict(list)
     for entry in entries:
         sweeps[sweep(entry)].append(entry)
-    return described(named(entries), lambda name, entry: _row(name, entry, sweeps[sweep(entry)]))
+        points[*sweep(entry)[1:], *point(entry)].append(entry)
+    return described(
+        named(entries),
+        lambda name, entry: _row(name, entry, sweeps[sweep(entry)], points[*sweep(entry)[1:], *point(entry)]),
+    )
 
 
-def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> Observation:
+def _row(name: str, entry: Entry, siblings: Sequence[Entry], again: Sequence[Entry]) -> Observation:
     hardware, model, precision = load_hardware(entry["system"]), load_model(entry["model_path"]), entry["precision"]
     if precision not in _QUANTIZATION:
         raise SpecError(f"precision: got {precision!r}; expected {', '.join(_QUANTIZATION)}.")
@@ -164,9 +216,11 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> Observation:
         Lengths(distribution="uniform", low=max(int((1.0 if lengths == "fixed" else 0.8) * most), 1), high=most)
         for most in (inputs, outputs)
     )
-    arrivals, count = Arrivals(process="closed_loop", concurrency=concurrency), _REQUESTS_PER_SLOT * concurrency
+    is_short = entry["backend"] == "sglang" and entry["backend_version"].startswith("0.5.5") and is_disaggregated(entry)
+    per_slot = _REQUESTS_PER_SLOT // 2 if is_short else _REQUESTS_PER_SLOT
+    arrivals, count = Arrivals(process="closed_loop", concurrency=concurrency), per_slot * concurrency
     traffic = Traffic(arrivals=arrivals, num_requests=count, input_tokens=prompts, output_tokens=answers)
-    cluster = _disaggregated(entry, hardware, siblings) if is_disaggregated(entry) else None
+    cluster = _disaggregated(entry, hardware, siblings, again) if is_disaggregated(entry) else None
     engine = _engine(entry, hardware, concurrency, inputs, outputs) if cluster is None else cluster.pools[-1].engine
     shared = {} if cluster is None else {"cluster": cluster}
     scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic, **shared)

@@ -25,10 +25,13 @@ from perfmodel.ops.problem_sizes import GemmSize, PrefillSize
 from perfmodel.ops.work import Work
 
 
-def expanded_heads(mixer: LatentAttention, num_heads: int, dtype: str, element_bytes: float) -> Heads:
+def expanded_heads(
+    mixer: LatentAttention, num_heads: int, dtype: str, element_bytes: float, kv_element_bytes: float | None = None
+) -> Heads:
     """Heads of expanded attention: keys n + r wide, values v wide, at the model's dtype.
 
-    mixer: the attention spec; num_heads: on this device; element_bytes: per element of `dtype`"""
+    mixer: the attention spec; num_heads: on this device; element_bytes: per element of `dtype`; kv_element_bytes: of
+    keys and values as multiplied, where they are narrower"""
     return Heads(
         num_heads=num_heads,
         num_kv_heads=num_heads,
@@ -36,7 +39,7 @@ def expanded_heads(mixer: LatentAttention, num_heads: int, dtype: str, element_b
         v_head_dim=mixer.v_head_dim,
         dtype=dtype,
         element_bytes=element_bytes,
-        kv_element_bytes=element_bytes,
+        kv_element_bytes=element_bytes if kv_element_bytes is None else kv_element_bytes,
     )
 
 
@@ -172,9 +175,10 @@ def _projections(mixer: LatentAttention, context: LayerContext, num_heads: int) 
 def _prefill(mixer: LatentAttention, context: LayerContext, num_heads: int) -> list[OperatorNode]:
     """Keys and values of all visible tokens expanded, cached ones included, then attention. With an indexer that leaves
     some out: absorbed attention to its choice, in whole tiles of heads."""
-    form, indexer, size = context.format("attention"), mixer.indexer, context.element_bytes
+    form, indexer, size, own = context.format("attention"), mixer.indexer, context.element_bytes, context.latent_prompts
     columns = num_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
-    expanded = expanded_heads(mixer, num_heads, context.dtype, size)
+    narrow = context.kv_element_bytes if own is not None and own.in_cache_format else size
+    expanded = expanded_heads(mixer, num_heads, context.dtype, size, min(narrow, size))
     standard = partial(standard_prefill, is_fused=context.is_fused, is_module=not context.is_fused)
     attend_densely = partial(flash_prefill if context.is_flash else standard, heads=expanded)
     computed = -(-num_heads // context.sparse_heads) * context.sparse_heads
@@ -189,7 +193,8 @@ def _prefill(mixer: LatentAttention, context: LayerContext, num_heads: int) -> l
 
     def attend(prefills: Prompts) -> Work:
         if indexer is None or is_dense(prefills):
-            return attend_densely(split_prompts(prefills, context.shard.pcp))
+            work = attend_densely(split_prompts(prefills, context.shard.pcp))
+            return work if own is None else replace(work, family="latent_prefill")
         return sparse_prefill(prefills, latents, indexer.top_k)
 
     def absorbed(name: str, prefills: Prompts) -> Work:

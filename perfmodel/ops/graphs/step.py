@@ -27,7 +27,7 @@ from perfmodel.ops.node import LayerContext, OperatorNode
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.ops.work import AdapterMix, Depends
-from perfmodel.specs.engine.formats import experts_use, sparse_heads_per_tile
+from perfmodel.specs.engine.formats import experts_use, latent_prompts, sparse_heads_per_tile
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.traffic import Adapters
@@ -149,6 +149,7 @@ def build_graph(
         spread=spread,
         experts=experts if engine.fused_kernels else None,
         sparse_heads=sparse_heads_per_tile(engine, hardware) if hardware is not None and engine.fused_kernels else 1,
+        latent_prompts=latent_prompts(engine, hardware) if hardware is not None and engine.fused_kernels else None,
         adapters=adapter_mix(engine, adapters),
     )
     method = model.sampling if sampling == "default" else sampling

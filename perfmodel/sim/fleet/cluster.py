@@ -184,8 +184,7 @@ class Cluster:
         replicas = tuple(Replica(engines[i : i + together]) for i in range(0, len(engines), together))
         if own.hardware.host is not None and executed is None:
             _share_cores(own, replicas, to_ticks(server.out_per_sequence_s), cost_model)
-        samples = self.scenario.traffic.samples_per_request
-        route = FleetRouter(spec.router or self.scenario.cluster.router, replicas, self.scenario.seed, samples)
+        route = FleetRouter.of(spec.router or self.scenario.cluster.router, replicas, self.scenario, spec)
         pipelines = tuple(dict.fromkeys(clock for clock in locksteps if isinstance(clock, Pipeline)))
         self.pools.append(Pool(spec, own, memory, cost_model, replicas, route, backend, pipelines))
         return self.pools[-1]
@@ -213,7 +212,9 @@ class Cluster:
         server = ServerFit()
         if self._executed is None:
             server = _drawn_server(profile, self._draw(calibration, profile, is_disaggregated=True))
-        front = FrontEnd(server, own[0].scenario.engine.api_server_count or 1)
+        # Each prefill replica's server has the prompt's text, which a router passes on, unless their number is given.
+        processes = own[0].scenario.engine.api_server_count or max(own[0].spec.replicas // self._one_of, 1)
+        front = FrontEnd(server, processes)
         joined = disaggregated_server(self._env, self.scenario, own, on_finished, front, self.transfers)
         self._server_of.update((engine.index, joined) for pool in own for engine in pool.engines)
         return Deployed(deployment, pools, None, joined)

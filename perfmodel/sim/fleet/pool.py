@@ -8,10 +8,11 @@ from perfmodel import cost as costs
 from perfmodel.cost import Calibration, EngineProfile, MemoryPlan
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TICKS_PER_S
-from perfmodel.sim.fleet.routing import ROUTERS, LeastLoaded, Router
+from perfmodel.sim.fleet.routing import ROUTERS, FrontEnds, Router
 from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.replica import EngineRank, Replica
+from perfmodel.sim.traffic.distributions import hashed
 from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.scenario import Scenario
 
@@ -113,15 +114,29 @@ class Pool:
 class FleetRouter:
     """Router `name` over replicas that come and go; seed: of what it draws.
 
-    Within a replica the rank with fewest requests is chosen: vLLM's data-parallel load balancer and TensorRT-LLM's
-    attention-DP balance do so. samples: answers of a prompt, which are one request at a router and so on one replica"""
+    within:     how a replica's rank is chosen: vLLM's data-parallel load balancer and TensorRT-LLM's attention-DP
+                balance take the one with fewest requests
+    samples:    answers of a prompt, which are one request at a router and so on one replica
+    front_ends: that have a router each"""
 
-    def __init__(self, name: str, replicas: Sequence[Replica], seed: int = 0, samples: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        replicas: Sequence[Replica],
+        seed: int = 0,
+        samples: int = 1,
+        within: str = "least_outstanding",
+        front_ends: int = 1,
+    ) -> None:
         self._samples = samples
         self._chosen: dict[int, tuple[Any, int]] = {}  # by prompt: the target, and how many answers are still to come
         shared = replicas if any(len(replica.ranks) > 1 for replica in replicas) else ()
-        self._within = {replica.index: LeastLoaded("num_outstanding", replica.ranks) for replica in shared}
-        self._router: Router[Any] = ROUTERS[name](seed=seed)  # over replicas, or where each is one rank, over these
+        self._within: dict[int, Router[EngineRank]] = {
+            replica.index: ROUTERS[within](replica.ranks, seed=hashed(seed, replica.index)) for replica in shared
+        }
+        # Over replicas, or where each is one rank, over these.
+        make = ROUTERS[name]
+        self._router: Router[Any] = make(seed=seed) if front_ends == 1 else FrontEnds(make, front_ends, seed)
         for replica in replicas:
             self.join(replica)
 
@@ -131,7 +146,14 @@ class FleetRouter:
         if len(pools) == 1:
             return pools[0].route
         replicas = [replica for pool in pools for replica in pool.replicas]
-        return cls(scenario.cluster.router, replicas, scenario.seed, scenario.traffic.samples_per_request)
+        return cls.of(scenario.cluster.router, replicas, scenario, pools[0].spec)
+
+    @classmethod
+    def of(cls, name: str, replicas: Sequence[Replica], scenario: Scenario, spec: PoolSpec) -> "FleetRouter":
+        """Router `name` over `replicas` of pools like `spec`."""
+        within = spec.engine.described.facts.ranks_by.get(spec.role, "least_outstanding")
+        samples, front_ends = scenario.traffic.samples_per_request, scenario.cluster.front_ends
+        return cls(name, replicas, scenario.seed, samples, within, front_ends)
 
     def __call__(self, request: Request) -> EngineRank:
         """Engine for `request`; some replica must be up."""

@@ -57,6 +57,10 @@ class RoundRobin(Router[T]):
         self._turn += 1
         return self.targets[self._turn % len(self.targets)]
 
+    def skip(self, num_turns: int) -> None:
+        """Go on from the target `num_turns` later."""
+        self._turn += num_turns
+
 
 class RandomChoice(Router[T]):
     """A uniformly random target."""
@@ -131,6 +135,34 @@ class LeastLoaded(Router[T]):
             heapq.heapify(self._heap)
         else:
             heapq.heappush(self._heap, (load, index))
+
+
+class FrontEnds(Router[T]):
+    """Front ends that share the requests in turn, each with a router of its own, which knows nothing of the others'.
+
+    make: one of ROUTERS; count: how many. Those that take turns begin anywhere, as earlier requests have left them."""
+
+    def __init__(self, make: Callable[..., Router[T]], count: int, seed: int = 0) -> None:
+        self._routers = [make(seed=hashed(seed, number)) for number in range(count)]
+        for number, router in enumerate(self._routers):
+            if isinstance(router, RoundRobin):
+                router.skip(hashed(seed, number))
+        self._turn = -1
+        super().__init__(seed=seed)
+
+    def __call__(self, request: Request) -> T:
+        self._turn += 1
+        return self._routers[self._turn % len(self._routers)](request)
+
+    def join(self, target: T) -> None:
+        super().join(target)
+        for router in self._routers:
+            router.join(target)
+
+    def leave(self, target: T) -> None:
+        super().leave(target)
+        for router in self._routers:
+            router.leave(target)
 
 
 def _beginning(request: Request, block_size: int) -> Hashable | None:

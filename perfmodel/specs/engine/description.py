@@ -333,6 +333,17 @@ class SparseAttentionRow(Spec):
     heads_per_tile: PositiveInt  # of the kernel; fewer heads on a device are padded to it
 
 
+class LatentPromptsRow(Spec):
+    """Dense attention of prompts over latents, on some generations of devices: the kernel that tables time of latents.
+
+    on:              generations, as in `declared.architecture`; none: all
+    in_cache_format: queries, keys and values are multiplied in the KV cache's format"""
+
+    on: tuple[str, ...] = ()
+    kernel: str = ""
+    in_cache_format: bool = False
+
+
 class HostProcesses(Spec):
     """Processes that keep a core of the host busy, as they poll, while their engine has requests.
 
@@ -364,7 +375,11 @@ class EngineFacts(Spec):
     newest_kernels:     by generation, families and formats that servers of this version run with the kernels of the
                         newest tables, while its tables timed others; a single kernel's key: with it alone in any layout
     limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
+    ranks_by:           how a replica's data-parallel rank is chosen for a request, by the role of its pool (`ROUTERS`);
+                        the one with fewest requests unless given
     sparse_attention:   the kernels of prompts with an indexer: the first row that fits
+    latent_prompts:     those of prompts that attend to all of their latents, likewise; elsewhere the kernel of heads of
+                        their size
     weights, kv_cache:  by number format, then by generation; a format that is listed is refused on others
     backends:           what its kernels are run with, by name, where there are several; without, it has one
     pieces_under_way:   of a batch, that follow one another over the devices of a layer split; 0: plans do, instead
@@ -388,8 +403,10 @@ class EngineFacts(Spec):
     kv_block_sizes: tuple[PositiveInt, ...] = ()
     kv_groups: KvGroupRules = KvGroupRules()  # which layers have KV blocks of their own
     limits_to_positions: bool = False
+    ranks_by: dict[str, Literal["random", "round_robin"]] = Field(default_factory=dict)
     experts: tuple[ExpertsRow, ...] = ()  # how expert layers run: the first row that fits, the newest version's first
     sparse_attention: tuple[SparseAttentionRow, ...] = ()
+    latent_prompts: tuple[LatentPromptsRow, ...] = ()
     weights: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     kv_cache: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     backends: dict[Backend, BackendFacts] = Field(default_factory=dict)

@@ -11,7 +11,13 @@ from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.number_formats import kv_format, matmul_rate
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.architectures import name_in_tables
-from perfmodel.specs.engine.description import ExpertsRow, FormatRow, FormatSupport, SparseAttentionRow
+from perfmodel.specs.engine.description import (
+    ExpertsRow,
+    FormatRow,
+    FormatSupport,
+    LatentPromptsRow,
+    SparseAttentionRow,
+)
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -64,7 +70,16 @@ def sparse_heads_per_tile(engine: EngineSpec, hardware: HardwareSpec) -> int:
     return next((row.heads_per_tile for row in rows if not row.on or generation in row.on), 1)
 
 
-def _generation(rows: Iterable[FormatRow | ExpertsRow | SparseAttentionRow], hardware: HardwareSpec) -> str | None:
+def latent_prompts(engine: EngineSpec, hardware: HardwareSpec) -> LatentPromptsRow | None:
+    """The kernel of prompts over latents that tables time apart; None where they run that of heads of their size."""
+    rows = engine.described.facts.latent_prompts
+    generation = _generation(rows, hardware)
+    return next((row for row in rows if not row.on or generation in row.on), None)
+
+
+def _generation(
+    rows: Iterable[FormatRow | ExpertsRow | SparseAttentionRow | LatentPromptsRow], hardware: HardwareSpec
+) -> str | None:
     return name_in_tables(hardware.declared.architecture, {name for row in rows for name in row.on})
 
 

@@ -22,8 +22,11 @@ def row(
     engine: str = "trtllm",
     system: str = "gb200",
     precision: str = "fp4",
+    version: str = "1.0",
+    lengths: tuple[int, int] = (1024, 64),
 ) -> list[str]:
-    head = [name, engine, "1.0", "deepseek-ai/DeepSeek-V3", system, precision, "1024", "64", str(concurrency)]
+    prompt, answer = map(str, lengths)
+    head = [name, engine, version, "deepseek-ai/DeepSeek-V3", system, precision, prompt, answer, str(concurrency)]
     return [*head, *prefill.split(), *decode.split(), "True", "100.0", "10.0"]
 
 
@@ -69,6 +72,82 @@ def test_links_are_nvlink_in_a_rack_and_a_network_card_between_nodes(tmp_path: P
     links = [s.scenario.cluster.kv_transfer.link_of(s.scenario.hardware) for s in (rack, nodes)]
     assert [link.name for link in links] == ["nvlink", "infiniband"]
     assert links[1].bandwidth_bytes_per_s == 50e9
+
+
+@pytest.mark.parametrize(
+    ("system", "precision", "lengths", "concurrency", "decode", "batch"),
+    [
+        ("gb200", "fp4", (1024, 8192), 60, "15 4 1 1 1 4", 4),  # ctx1_gen15_tep4_batch4_eplb0_mtp0
+        ("gb200", "fp8", (8192, 1024), 6, "3 8 1 1 1 8", 1),  # ctx1_gen3_tep8_batch1_eplb0_mtp0_6
+        ("gb300", "fp8", (1024, 1024), 24, "4 8 1 1 1 8", 4),  # ctx1_gen4_tep8_batch4_eplb0_mtp0_24
+        ("b200_sxm", "fp8", (8192, 1024), 96, "6 8 1 1 1 1", 16),  # ctx1_gen6_tp8_batch16_eplb0_mtp0_96
+    ],
+)
+def test_batches_are_those_that_recipes_name(
+    tmp_path: Path,
+    system: str,
+    precision: str,
+    lengths: tuple[int, int],
+    concurrency: int,
+    decode: str,
+    batch: int,
+) -> None:
+    """The names, in .github/configs/nvidia-master.yaml of SemiAnalysisAI/InferenceX, March 2026. A sweep of another
+    recipe with the same deployment does not raise them."""
+    rows = [
+        row(f"c{c}_cfg1", c, "1 1 1 4 1 4", decode, system=system, precision=precision, lengths=lengths)
+        for c in ((concurrency, 135) if precision == "fp4" else (concurrency,))
+    ]
+    assert read(tmp_path, *rows)[0].scenario.pools[1].engine.max_num_seqs == batch
+
+
+def test_servers_with_room_let_no_request_wait(tmp_path: Path) -> None:
+    """H200's recipes name 16 to 512 sequences, B200's with attention data parallelism as many as a rank can get."""
+    hopper, blackwell = read(
+        tmp_path,
+        row("a_cfg1", 144, "1 8 1 1 1 8", "9 8 1 1 1 8", system="h200_sxm", precision="fp8"),
+        row("b_cfg2", 128, "1 1 1 8 1 8", "1 1 1 8 1 8", system="b200_sxm", precision="fp8", lengths=(8192, 1024)),
+    )
+    assert hopper.scenario.pools[1].engine.max_num_seqs >= 144 / 9
+    assert blackwell.scenario.pools[1].engine.max_num_seqs == 128
+
+
+def test_a_point_recorded_twice_has_the_later_prefill_layout(tmp_path: Path) -> None:
+    old, new, other = read(
+        tmp_path,
+        row("a_cfg291", 128, "1 1 1 8 1 8", "1 1 1 8 1 8", system="h200_sxm", precision="fp8"),
+        row("b_cfg675", 128, "1 8 1 1 1 8", "1 1 1 8 1 8", system="h200_sxm", precision="fp8"),
+        row("c_cfg700", 64, "1 1 1 8 1 8", "1 1 1 8 1 8", system="h200_sxm", precision="fp8"),
+    )
+    layouts = [
+        (engine.tensor_parallel_size, engine.data_parallel_size)
+        for engine in (state.scenario.pools[0].engine for state in (old, new, other))
+    ]
+    assert layouts == [(8, 1), (8, 1), (1, 8)]
+
+
+def test_low_latency_workers_of_old_images_are_tensor_parallel(tmp_path: Path) -> None:
+    """gb200-fp4/disagg/1k1k-low-latency.sh of ai-dynamo/dynamo: --data-parallel-size 1, --scheduler-recv-interval 10,
+    and five requests a slot."""
+    old, wide, new = read(
+        tmp_path,
+        row("a_cfg252", 32, "1 1 1 4 1 1", "2 1 1 4 1 1", "sglang", version="0.5.5.post2"),
+        row("b_cfg259", 8192, "4 1 1 4 1 1", "1 1 1 32 1 1", "sglang", version="0.5.5.post2"),
+        row("c_cfg486", 32, "1 4 1 1 1 1", "2 4 1 1 1 1", "sglang", version="0.5.8"),
+    )
+    for state in (old, new):
+        for engine in (pool.engine for pool in state.scenario.pools):
+            assert (engine.tensor_parallel_size, engine.data_parallel_size, engine.poll_every) == (4, 1, 10)
+    decode = wide.scenario.pools[1].engine
+    assert (decode.data_parallel_size, decode.poll_every) == (32, 1)
+    assert [state.scenario.traffic.num_requests for state in (old, wide, new)] == [160, 40960, 320]
+    assert (old.scenario.engine.version, new.scenario.engine.version) == ("0.5.5.post2", "0.5.8")
+
+
+def test_ranks_left_to_chance_are_cut_by_whole_replicas(tmp_path: Path) -> None:
+    """Each step of eight ranks waits for the one with most: a slice of single ranks would not show it."""
+    (state,) = read(tmp_path, row("a_cfg1", 4096, "2 1 1 8 1 8", "1 1 1 32 1 32", "sglang", version="0.5.8"))
+    assert num_slices(state.scenario) == 2
 
 
 def test_slices_are_equal_and_not_too_small(tmp_path: Path) -> None:
