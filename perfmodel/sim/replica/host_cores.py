@@ -92,7 +92,8 @@ def core_notes(scenario: Scenario) -> list[str]:
     (polling, _, servers), num_cores, wanted = wanted_cores(scenario)
     if wanted <= num_cores:
         return []
+    images = " with their threads for images" if host_images(scenario) is not None else ""
     return [
-        f"A replica has {polling} processes that poll and {servers} for API servers on host.cores={num_cores}; the "
-        f"host's work takes up to {wanted / num_cores:.2g} times as long."
+        f"A replica has {polling} processes that poll and {servers} for API servers{images} on host.cores={num_cores}; "
+        f"the host's work takes up to {wanted / num_cores:.2g} times as long."
     ]

@@ -55,9 +55,8 @@ class ImageThreads:
         free_at, process = self._processing[0]
         kept = [self._keep(process, item.content, self._bytes[item.size]) for item in request.encoder_inputs]
         work = self._request + (0 if all(kept) else self._new_request)
-        for item, is_kept in zip(request.encoder_inputs, kept, strict=True):
-            work += 0 if is_kept else self._sizes[item.size][1]
-        work = _on_cores(cores, work, now)
+        new = [item for item, is_kept in zip(request.encoder_inputs, kept, strict=True) if not is_kept]
+        work = _on_cores(cores, work + sum([self._sizes[item.size][1] for item in new]), now)
         done_at = max(free_at, decoded_at) + work
         heapreplace(self._processing, (done_at, process))
         self._last = request.session, done_at
@@ -114,7 +113,7 @@ class FrontEnd:
         work, latency = _on_cores(self.cores, work, now), _on_cores(self.cores, latency, now)
         done_at = max(self._free_at[0], now) + work
         heapreplace(self._free_at, done_at)
-        if self.images is not None and request.encoder_inputs:
+        if self.images is not None and request.encoder_inputs and request.beam_step <= 0:
             done_at = self.images.done_at(request, done_at, self.cores)
         return done_at - now + latency
 

@@ -130,6 +130,16 @@ def test_answers_of_a_prompt_share_its_images() -> None:
     assert delay_ms(front, "a", session=8) == 61
 
 
+def test_beams_are_of_one_request() -> None:
+    """A later token of a beam is asked for with what the first had processed."""
+    front, request = FrontEnd(ServerFit(beam_s=4e-4), 1, threads(room=0)), Request(0, 0, 10, 1)
+    request.encoder_inputs = (EncoderInput(0, 1, "a"),)
+    delays = []
+    for request.beam_step in (0, 1):
+        delays.append(front.delay(request, 1000 * MS * request.beam_step))
+    assert delays == [35 * MS, 0.4 * MS]
+
+
 def test_few_cores_make_threads_wait_for_each_other() -> None:
     """Eleven threads that may have work on two cores: four images at once take longer."""
     one = "traffic.arrivals={process: closed_loop, concurrency: 1}"
@@ -138,7 +148,7 @@ def test_few_cores_make_threads_wait_for_each_other() -> None:
         for more in ([], ["cluster.host={cores: 2}"])
     )
     assert shared > 1.05 * alone
-    assert "host.cores=2" in core_notes(load("cluster.host={cores: 2}"))[0]
+    assert "with their threads for images on host.cores=2" in core_notes(load("cluster.host={cores: 2}"))[0]
     assert core_notes(load("cluster.host={cores: 12}")) == []
 
 
