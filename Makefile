@@ -83,7 +83,8 @@ docs: $(VENV)/.docs
 # write_measurements.py, which takes the cited files; accuracy_by_setup.py, which make validate WRITE=1 runs; and
 # left_out_index.py, which reads the reports of `perfmodel validate --leave-out`; attention_modules.py (two minutes) and
 # sparse_attention.py (a quarter), which take the cited kernel tables; adapters.py (one, fits measurements/adapters),
-# trace_hit_rates.py (two, takes a trace) and host_libraries.py (one, needs vLLM, arctic-inference and a vocabulary).
+# trace_hit_rates.py (two, takes a trace), host_libraries.py (one, needs vLLM, arctic-inference and a vocabulary) and
+# host_images.py (two, needs vLLM and torchvision).
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/simulator_speed.py
 	$(BIN)/python benchmarks/planner_speed.py

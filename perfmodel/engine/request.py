@@ -39,13 +39,15 @@ class GroupTables:
 
 class EncoderInput(NamedTuple):
     """An image or a video of a prompt. offset: prompt tokens before it; content: equal for equal ones; grid: what the
-    encoder computes, for who prices it; is_external: another engine has encoded it"""
+    encoder computes, for who prices it; is_external: another engine has encoded it; size: number of its size in the
+    traffic"""
 
     offset: int
     num_tokens: int
     content: Hashable
     grid: Hashable = None
     is_external: bool = False
+    size: int = 0
 
     @property
     def end(self) -> int:

@@ -126,7 +126,7 @@ ImageRule = DynamicResolution | LongestSide | ImageTiles
 class VisionEncoder:
     """An encoder of transformer blocks over patches. Sizes in elements.
 
-    patch_elements: inputs of a patch's embedding
+    processor:      the family whose processor of images it has; patch_elements: inputs of a patch's embedding
     projections:    (inputs, outputs) of the products that each token of the prompt goes through
     window:         patches of a side that see each other, in all but `num_full_layers` layers; None: all see all"""
 
@@ -137,6 +137,7 @@ class VisionEncoder:
     patch_elements: int
     rule: ImageRule
     projections: tuple[tuple[int, int], ...]
+    processor: str
     is_gated: bool = False
     window: int | None = None
     num_full_layers: int = 0
@@ -145,6 +146,11 @@ class VisionEncoder:
     def takes_videos(self) -> bool:
         """Whether several frames may be one input."""
         return isinstance(self.rule, DynamicResolution) or (isinstance(self.rule, ImageTiles) and self.rule.most == 12)
+
+    @property
+    def frames_per_patch(self) -> int:
+        """Frames of a video that are one input."""
+        return getattr(self.rule, "frames_per_patch", 1)
 
     @property
     def num_params(self) -> int:
@@ -200,6 +206,7 @@ def _qwen(
         3 * frames * patch**2,
         DynamicResolution(patch, merge, pixels, video, sums_frames, frames),
         ((merged, merged), (merged, config.get("out_hidden_size", hidden))) * num_mergers,
+        "qwen_vl",
         is_gated=config.get("hidden_act") == "silu",
         window=config["window_size"] // patch if "window_size" in config else None,
         num_full_layers=len(config.get("fullatt_block_indexes", ())),
@@ -229,4 +236,5 @@ def _plain(config: Mapping[str, Any], hidden: int, types: str, merge: int) -> Vi
         return None
     layers, heads, inner = (config[n] for n in ("num_hidden_layers", "num_attention_heads", "intermediate_size"))
     elements = 3 * patch**2
-    return VisionEncoder(width, layers, heads, inner, elements, rule, projections, is_gated="pixtral" in types)
+    family = next(name for name in ("gemma3", "llama4", "internvl", "pixtral") if name in types)
+    return VisionEncoder(width, layers, heads, inner, elements, rule, projections, family, is_gated="pixtral" in types)

@@ -4,6 +4,7 @@ from itertools import cycle, islice
 from math import ceil
 from typing import Any
 
+from perfmodel.cost.calibrations.host_work import host_images
 from perfmodel.errors import SpecError
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim.fleet.encoding import feature_bytes
@@ -27,6 +28,21 @@ def pool_fields(pool: PoolSpec, fixed: set[str]) -> dict[str, Any]:
     fields: dict[str, Any] = pool.model_dump(mode="json", include={"role", "name", "router"}, exclude_unset=True)
     engine = pool.engine.model_dump(mode="json", include=fixed | pool.engine.model_fields_set)
     return {**fields, "engine": engine, **({"hardware": pool.hardware.name} if pool.hardware else {})}
+
+
+def processing_s(scenario: Scenario, num_servers: int, *, is_apart: bool = False) -> tuple[float, float]:
+    """Seconds that a request's images, none of them cached, take of all `num_servers` API servers of `scenario`, and
+    until idle ones have processed them. is_apart: each image is a request of its own"""
+    work, images = host_images(scenario), scenario.traffic.images
+    if work is None or images is None:
+        return 0.0, 0.0
+    shares, number = ImagePlan(scenario).shares, images.per_request
+    decode_s, process_s = (float(shares @ [size[part] for size in work.sizes]) for part in (0, 1))
+    requests, on_one = (number, ceil(number / num_servers)) if is_apart else (1, number)
+    request_s = work.request_s + work.new_request_s
+    decoded_s = decode_s * ceil(on_one / scenario.engine.media_loading_threads)
+    alone_s = decoded_s + on_one * process_s + request_s * (on_one if is_apart else 1)
+    return (requests * request_s + number * process_s) / num_servers, alone_s
 
 
 def encoding_s(scenario: Scenario, count: int, ec_transfer: GivenLink) -> tuple[float, float]:

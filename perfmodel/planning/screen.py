@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.cost import profile_of
 from perfmodel.errors import SpecError
-from perfmodel.planning.encoders import encoding_s
+from perfmodel.planning.encoders import encoding_s, processing_s
 from perfmodel.planning.finalist import Screened
 from perfmodel.planning.service import Bools, Demand, Served, Service, demand_of, serve
 from perfmodel.planning.space import Candidate
@@ -103,7 +103,13 @@ class Screen(ClosedForm):
         if of_prompts != of_decode:
             prompts, server = self._engines.drawn(of_prompts, candidate.ratio is not None)
         fixed, per_token, per_sequence = (part * server[:, None] for part in plain.front_end)
-        drawn = replace(plain, surfaces=decode, prompts=prompts, front_end=(fixed, per_token, per_sequence))
+        factor = server[:, None]
+        stations = tuple(
+            (name, busy * factor, alone * factor) if name == _PROCESSING else (name, busy, alone)
+            for name, busy, alone in plain.stations
+        )
+        front_end = fixed, per_token, per_sequence
+        drawn = replace(plain, surfaces=decode, prompts=prompts, front_end=front_end, stations=stations)
 
         def over(values: Floats, base: float) -> Floats:
             # 1 where there is nothing to compare (no token after the first).
@@ -152,11 +158,12 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
     transfer = [_transfer(candidate) for candidate in candidates]
     server = profile_of(candidates[0].layout.scenario.engine).server
     ones = np.ones((len(candidates), 1))
+    has_images = candidates[0].layout.scenario.traffic.images is not None
+    passed = [(name, zip(*map(station, candidates), strict=True)) for name, station in _STATIONS if has_images]
     prefills = (
         c.ratio[0] * c.num_behind_encoders * c.prefill_layout.scenario.engine.data_parallel_size if c.ratio else 0
         for c in candidates
     )
-    encoding = [_encoding(candidate) for candidate in candidates]
     return Service(
         surfaces,
         prompts,
@@ -167,7 +174,7 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
         (column(start for start, _ in transfer), column(per_token for _, per_token in transfer)),
         ((server.in_s + server.out_s) * ones, server.in_per_prompt_token_s * ones, server.out_per_sequence_s * ones),
         column(float(c.layout.scenario.engine.plans_ahead) for c in candidates),
-        (column(busy_s for busy_s, _ in encoding), column(alone_s for _, alone_s in encoding)),
+        tuple((name, column(busy), column(alone)) for name, (busy, alone) in passed),
     )
 
 
@@ -202,6 +209,24 @@ def _encoding(candidate: Candidate) -> tuple[float, float]:
         return 0.0, 0.0
     link = GivenLink.model_validate(candidate.layout.cluster.get("ec_transfer") or {})
     return encoding_s(candidate.encoders.layout.scenario, candidate.encoders.ratio[0], link)
+
+
+def _processed(candidate: Candidate) -> tuple[float, float]:
+    """At the engines that read the images' tokens."""
+    engine, count = candidate.prefill_layout.scenario.engine, candidate.ratio[0] if candidate.ratio is not None else 1
+    num_servers = count * candidate.num_behind_encoders * (engine.api_server_count or engine.data_parallel_size)
+    return processing_s(candidate.layout.scenario, num_servers)
+
+
+def _processed_to_encode(candidate: Candidate) -> tuple[float, float]:
+    if candidate.encoders is None:
+        return 0.0, 0.0
+    scenario, count = candidate.encoders.layout.scenario, candidate.encoders.ratio[0]
+    return processing_s(scenario, count * (scenario.engine.api_server_count or 1), is_apart=True)
+
+
+_PROCESSING = "image processing"
+_STATIONS = ((_PROCESSING, _processed_to_encode), ("encoders", _encoding), (_PROCESSING, _processed))
 
 
 def _highest(service: Service, demand: Demand, goals: Goals) -> Floats:
@@ -263,5 +288,9 @@ def _binding(
         name, limit, _ = limits[most]
         if name in ("ttft", "e2el") and beyond.slot_wait[index, 0] > _MUCH * limit.mean():
             name = "max_num_seqs" if service.slots[index, 0] >= candidate.max_num_seqs else "KV cache"
+        elif name in ("ttft", "e2el"):
+            waits = [float(wait[index, 0]) for wait in beyond.station_waits]
+            if waits and max(waits) > _MUCH * limit.mean():
+                name = service.stations[waits.index(max(waits))][0]
         binding.append(name)
     return binding

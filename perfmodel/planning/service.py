@@ -236,8 +236,8 @@ class Service:
     transfer:   KV transfer seconds, fixed and per token
     front_end:  server seconds (per request, per prompt token, per sequence of the batch)
     gates:      steps planned ahead of an arrival besides the running one
-    encoding:   seconds of all encode engines for a request's images, and until idle ones have them where they are read;
-                0 without"""
+    stations:   what a request's images pass before it is read: name, seconds of all servers there for them, and until
+                idle ones are done, with the way to the next"""
 
     surfaces: Surfaces
     prompts: Surfaces
@@ -248,7 +248,7 @@ class Service:
     transfer: tuple[Floats, Floats]
     front_end: tuple[Floats, Floats, Floats]
     gates: Floats
-    encoding: tuple[Floats, Floats] = (np.zeros((1, 1)), np.zeros((1, 1)))
+    stations: tuple[tuple[str, Floats, Floats], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -257,6 +257,7 @@ class Served:
 
     batch:     mean decoding sequences per engine
     slot_wait: mean wait for a slot
+    station_waits: mean wait of images at each station
     is_stable: queues stay finite; latencies are infinite if not
     single:    single-token times, if the demand needs them"""
 
@@ -266,6 +267,7 @@ class Served:
     slot_wait: Floats
     is_stable: Bools
     single: SingleTokens | None = None
+    station_waits: tuple[Floats, ...] = ()
 
 
 def serve(service: Service, demand: Demand, rate: Floats) -> Served:
@@ -298,12 +300,13 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
     ttft = fixed + per_token * (prompt + cached) + per_sequence * chain.mean + waits + own
     start, per_kv_token = service.transfer
     ttft = ttft + np.where(is_apart, start + per_kv_token * (prompt + cached) + (0.5 + service.gates) * step, 0.0)
-    # Images wait for others as at one server (Pollaczek and Khinchine, constant service).
-    busy, encoded = service.encoding
-    load = rate * busy
-    waits = exponential(for_queue, np.minimum(load, 1.0), busy / 2 / np.maximum(1 - load, 1e-9))
-    ttft = ttft + encoded + waits
-    is_bad = ~(chain.is_stable & work.is_stable & (load < 1.0))
+    is_bad, station_waits = ~(chain.is_stable & work.is_stable), []
+    for _, busy, passed in service.stations:  # as at one server (Pollaczek and Khinchine, constant service)
+        load = rate * busy
+        wait = busy / 2 / np.maximum(1 - load, 1e-9)
+        ttft = ttft + passed + exponential(for_queue, np.minimum(load, 1.0), wait)
+        is_bad |= load >= 1.0
+        station_waits.append(np.minimum(load, 1.0) * wait)
     brought = surfaces.tokens(met)
     single = None
     if demand.asks_for_tokens:
@@ -312,7 +315,7 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
         at_once = 1.0 - np.exp(-beside_rate * (own + service.gates * step))
         single = SingleTokens(gap, surfaces.decode(met) / brought, held_steps(*met_by), at_once)
     ttft, tpot = np.where(is_bad, np.inf, ttft), np.where(is_bad, np.inf, tpot / brought)
-    return Served(ttft, tpot, chain.mean, full_share * slot_wait, ~is_bad, single)
+    return Served(ttft, tpot, chain.mean, full_share * slot_wait, ~is_bad, single, tuple(station_waits))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.records.ensemble import Ensemble, Serve, run_ensemble
 from perfmodel.sim.records.result import RunResult, eager_notes, run_notes, workload_notes
 from perfmodel.sim.records.summary import summarize
-from perfmodel.sim.records.totals import device_totals
+from perfmodel.sim.records.totals import device_totals, encoder_busy_share, images_processed
 from perfmodel.sim.replica.beams import BeamSearch
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import Compressor, Route, client_of
@@ -34,6 +34,7 @@ Progress = Callable[[int, int | None], None]
 _MAX_STEPS_KEPT = 300_000  # requests whose step records are kept in memory by default
 _REPORT_EVERY = 1000  # requests at most: a tenth of a second
 _MAX_REPEATED = 50_000  # requests of a run that is simulated twice more for its intervals
+_LIMITING = 0.9  # of the time that a part is busy, from which it is said to limit a run
 
 
 def simulate(
@@ -84,7 +85,11 @@ def simulate(
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools if pool.spec.role != "encode")
     mean_step_s = collector.busy_ticks / TICKS_PER_S / collector.num_steps
     notes = (*workload_notes(workload), *eager_notes(cluster.pools[-1].scenario, mean_step_s))
-    notes = (*notes, *run_notes(scenario, used, requests, collector.num_steps), *_engine_notes(cluster))
+    notes = (
+        *notes,
+        *run_notes(scenario, used, requests, collector.num_steps),
+        *_engine_notes(cluster, collector.end_tick),
+    )
     if intervals and len(requests) and ensemble is None:
         notes = (
             *notes,
@@ -95,7 +100,7 @@ def simulate(
     return RunResult(scenario, "simulated", summary, requests, steps, num_blocks, notes, ensemble, calibration, profile)
 
 
-def _engine_notes(cluster: Cluster) -> Iterator[str]:
+def _engine_notes(cluster: Cluster, end_tick: int) -> Iterator[str]:
     slots = [own for engine in cluster.engines if (own := engine.loop.scheduler.adapters) is not None]
     num_loads, from_disk = sum(own.num_loads for own in slots), sum(own.num_from_disk for own in slots)
     if num_loads:
@@ -105,6 +110,14 @@ def _engine_notes(cluster: Cluster) -> Iterator[str]:
     num_compiled, num_waits = sum(own.num_compiled for own in compilers), sum(own.num_waits for own in compilers)
     if num_compiled:
         yield f"{num_compiled:,} grammars of answers were compiled, for which {num_waits:,} requests waited."
+    processed, busy = images_processed(cluster, end_tick), encoder_busy_share(cluster, end_tick)
+    if processed is not None and processed["busy_share"] > _LIMITING:
+        yield (
+            f"API servers limit this run: threads that process images are busy {processed['busy_share']:.0%} of the "
+            f"time; raise engine.api_server_count, or replicas."
+        )
+    if busy > _LIMITING:
+        yield f"Encode replicas limit this run: they are busy {busy:.0%} of the time; give their pool more replicas."
     if cluster.transfers is not None:
         from perfmodel.sim.fleet.kv_transfer import pcie_of_slices
 

@@ -173,9 +173,16 @@ def _or_in_short(schema: dict[str, Any]) -> None:
 
 
 class Images(Spec):
-    """Images at the beginning of each prompt, behind a shared prefix. No image comes twice."""
+    """Images at the beginning of each prompt, behind a shared prefix.
+
+    num_distinct:    different images, each as often as the others; None: no image comes twice
+    encoding, bytes_per_pixel: of their files, which the host decodes: some 0.2 bytes of smooth pictures in JPEG, 0.6 of
+                     noise, as load tests send it; of PNG the number of bytes changes nothing"""
 
     per_request: PositiveInt = 1  # beside the `input_tokens` of text
+    num_distinct: PositiveInt | None = None
+    encoding: Literal["jpeg", "png"] = "jpeg"
+    bytes_per_pixel: PositiveFloat = 0.25
     sizes: tuple[ImageSize, ...] = Field(min_length=1, json_schema_extra=_or_in_short)  # drawn by their shares
 
     @field_validator("sizes", mode="before")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from perfmodel.cost import Calibration, EngineProfile, Host, ServerFit, SpeculativeCostModel, StepCostModel
 from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
-from perfmodel.cost.calibrations.host_work import grammar_fit, load_host_work
+from perfmodel.cost.calibrations.host_work import grammar_fit, host_images, load_host_work
 from perfmodel.cost.memory.adapters import adapter_load
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import SpecError
@@ -21,7 +21,7 @@ from perfmodel.sim.replica.grammars import GrammarCompiler
 from perfmodel.sim.replica.host_cores import HostCores, wanted_cores
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
-from perfmodel.sim.replica.replica import EngineRank, FrontEnd, Replica
+from perfmodel.sim.replica.replica import EngineRank, FrontEnd, ImageThreads, Replica
 from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, cache_layout, scheduler_config, second_tier
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.cluster import PoolGroup, PoolSpec, deployments
@@ -78,6 +78,7 @@ class Cluster:
     ) -> None:
         self.scenario, self._executed = scenario, executed
         self.pools: list[Pool] = []
+        self.fronts: list[FrontEnd] = []
         self._server_of: dict[int, DisaggregatedServer] = {}  # by engine
         self.transfers: KvTransfers | None = None
         self.tiers: ClusterTiers | None = None
@@ -164,7 +165,12 @@ class Cluster:
         shapes = grammar_fit(own)
         layout, count = cache_layout(own), own.engine.api_server_count
         # Of a replica's ranks together where their number is given, else one of each rank (vLLM).
-        shared = [FrontEnd(server, ceil(count * together / num_ranks)) for _ in locksteps[::together]] if count else []
+        images = image_threads(own, 1.0 if draw is None else draw.server) if front_end and executed is None else None
+        shared = (
+            [_front_end(server, ceil(count * together / num_ranks), images) for _ in locksteps[::together]]
+            if count
+            else []
+        )
 
         def engine(index: int, lockstep: Lockstep) -> EngineRank:
             tiers: EngineTiers | None = None
@@ -172,7 +178,7 @@ class Cluster:
             if tiered is not None and self.tiers is not None:
                 tiers, host = self.tiers.of_engine(own, tiered, costs)
             loop = build_serve_loop(own, memory.num_kv_blocks, host=host, config=config, layout=layout)
-            front = shared[(index - first) // together] if shared else FrontEnd(server)
+            front = shared[(index - first) // together] if shared else _front_end(server, 1, images)
             rank = EngineRank(lockstep, index, loop, on_finished, on_step, front)
             if tiers is not None:
                 tiers.serve(rank)
@@ -181,6 +187,7 @@ class Cluster:
             return rank
 
         engines = [engine(index, lockstep) for index, lockstep in enumerate(locksteps, first)]
+        self.fronts += dict.fromkeys(one.front_end for one in engines)
         replicas = tuple(Replica(engines[i : i + together]) for i in range(0, len(engines), together))
         if own.hardware.host is not None and executed is None:
             _share_cores(own, replicas, to_ticks(server.out_per_sequence_s), cost_model)
@@ -209,12 +216,17 @@ class Cluster:
             pools[number] = self._pool(specs[number], ends[specs[number].role], on_step, front_end=False)
         own = list(pools.values())
         calibration, profile, _ = self._basis_of(own[0].scenario)
-        server = ServerFit()
+        server, images = ServerFit(), None
         if self._executed is None:
-            server = _drawn_server(profile, self._draw(calibration, profile, is_disaggregated=True))
+            draw = self._draw(calibration, profile, is_disaggregated=True)
+            server = _drawn_server(profile, draw)
+            images = image_threads(own[0].scenario, 1.0 if draw is None else draw.server)
         # Each prefill replica's server has the prompt's text, which a router passes on, unless their number is given.
-        processes = own[0].scenario.engine.api_server_count or max(own[0].spec.replicas // self._one_of, 1)
-        front = FrontEnd(server, processes)
+        engine, prefill = own[0].scenario.engine, specs[min(pools, key=lambda number: specs[number].role != "prefill")]
+        processes = engine.api_server_count or max(own[0].spec.replicas // self._one_of, 1)
+        num_servers = prefill.most_replicas * (engine.api_server_count or engine.data_parallel_size)
+        front = FrontEnd(server, processes, None if images is None else images(num_servers))
+        self.fronts.append(front)
         joined = disaggregated_server(self._env, self.scenario, own, on_finished, front, self.transfers)
         self._server_of.update((engine.index, joined) for pool in own for engine in pool.engines)
         return Deployed(deployment, pools, None, joined)
@@ -255,7 +267,8 @@ def _share_cores(scenario: Scenario, replicas: Sequence[Replica], sent: int, cos
     for ranks in (replica.ranks for replica in replicas):
         fronts, own = list(dict.fromkeys(rank.front_end for rank in ranks)), num_cores * len(ranks) / num_ranks
         num_servers, num_busy = sum([front.num_processes for front in fronts]), partial(_num_busy, fronts)
-        cores = HostCores(own, num_polling // num_ranks, share, host, sent, num_servers, num_busy)
+        threads = sum([front.images.num_threads for front in fronts if front.images is not None])
+        cores = HostCores(own, num_polling // num_ranks, share, host, sent, num_servers, num_busy, threads)
         for front in fronts:
             front.cores = cores
         for clock in dict.fromkeys(rank.clock for rank in ranks):
@@ -264,6 +277,19 @@ def _share_cores(scenario: Scenario, replicas: Sequence[Replica], sent: int, cos
 
 def _num_busy(fronts: Sequence[FrontEnd], now: int) -> int:
     return sum([front.num_busy(now) for front in fronts])
+
+
+def image_threads(scenario: Scenario, factor: float = 1.0) -> Callable[[int], ImageThreads] | None:
+    """Threads for images of so many API servers of `scenario`, whose work takes `factor` times as long; None: none."""
+    work, engine = host_images(scenario), scenario.engine
+    if work is None:
+        return None
+    work, num_bytes = work.times(factor), engine.mm_processor_cache_gb * 2**30
+    return partial(ImageThreads, work, engine.media_loading_threads, num_bytes)
+
+
+def _front_end(server: ServerFit, count: int, images: Callable[[int], ImageThreads] | None) -> FrontEnd:
+    return FrontEnd(server, count, None if images is None else images(count))
 
 
 def _drawn_server(profile: EngineProfile, draw: Draw | None) -> ServerFit:

@@ -13,7 +13,7 @@
 
 Source: vLLM 0.30.0, v1/core/sched/scheduler.py (`external_load_encoder_input`), v1/worker/mm_encoder_model_runner.py;
 its post of 2025-12-15 on encoder disaggregation (what the proxy does). Not modelled: the receiver's link, features that
-it still has, preprocessing of images on the host."""
+it still has."""
 
 from collections.abc import Callable
 from itertools import count

@@ -225,6 +225,7 @@ class DeviceTotals:
     pools: Sequence[Mapping[str, Any]] = ()  # one for each pool where there are several
     kv_transfer: Mapping[str, Any] | None = None  # what was moved between pools
     ec_transfer: Mapping[str, Any] | None = None  # and from encode pools
+    image_processing: Mapping[str, Any] | None = None  # on the hosts, before an encoder has the images
     kv_offload: Mapping[str, Any] | None = None  # what went to a second tier and came back
 
 
@@ -387,6 +388,7 @@ def summarize(
         "pools": [dict(pool) for pool in totals.pools] or None,
         "kv_transfer": None if totals.kv_transfer is None else dict(totals.kv_transfer),
         **({} if totals.ec_transfer is None else {"ec_transfer": dict(totals.ec_transfer)}),
+        "image_processing": totals.image_processing,
         "kv_offload": None if totals.kv_offload is None else dict(totals.kv_offload),
     }
     summary |= {name: part for name, part in optional.items() if part is not None}

@@ -51,6 +51,7 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
         pools=() if is_plain else [_of_pool(cluster, *of, collector) for of in zip(pools, engine_s, strict=True)],
         kv_transfer=kv_transferred(cluster, duration),
         ec_transfer=None if cluster.encoding is None else cluster.encoding.moved,
+        image_processing=images_processed(cluster, collector.end_tick),
         kv_offload=kv_offloaded(cluster),
     )
 
@@ -80,6 +81,28 @@ def kv_offloaded(cluster: Cluster) -> dict[str, Any] | None:
         "restored_bytes": sum([host.num_restored * size for host, size in tiers]),
         **(cluster.tiers.summary() if cluster.tiers is not None else {}),
     }
+
+
+def images_processed(cluster: Cluster, end_tick: int) -> dict[str, Any] | None:
+    """Images that API servers took in, those that their caches had, the mean time of a request there until its images
+    are done, and the busy share of processors' threads where it is highest."""
+    threads = [front.images for front in cluster.fronts if front.images is not None]
+    if not threads:
+        return None
+    ticks, requests = sum([one.ticks for one in threads]), sum([one.num_requests for one in threads])
+    return {
+        "images": sum([one.num_images for one in threads]),
+        "cached": sum([one.num_cached for one in threads]),
+        "mean_ms": ratio(ticks * 1e3, requests * TICKS_PER_S),
+        "busy_share": max(ratio(one.busy_ticks, end_tick * one.num_processes) or 0.0 for one in threads),
+    }
+
+
+def encoder_busy_share(cluster: Cluster, end_tick: int) -> float:
+    """Of the time, what the engines of encode pools have steps in; 0 without."""
+    pools = [pool for pool in cluster.pools if pool.spec.role == "encode"]
+    engine_ticks = sum([len(pool.engines) * end_tick for pool in pools])
+    return sum([pool.usage().busy_s for pool in pools]) * TICKS_PER_S / engine_ticks if engine_ticks else 0.0
 
 
 def _engine_s(cluster: Cluster, pool: Pool, collector: Collector) -> float:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable
 from math import inf
 
 from perfmodel.cost import Host
+from perfmodel.cost.calibrations.host_work import host_images
 from perfmodel.specs.engine.description import HostProcesses
 from perfmodel.specs.scenario import Scenario
 
@@ -26,7 +27,8 @@ class HostCores:
 
     num_cores: of a slice of a replica, its share; num_polling: processes of a rank with a step, each as `share` of one
     host: host times of the steps; sent: an API server's ticks for a token that it sends
-    num_servers: API servers; num_busy: how many of them take requests in at a tick"""
+    num_servers: API servers; num_busy: how many of them take requests in at a tick, with those of num_threads, which
+    work on images"""
 
     def __init__(
         self,
@@ -37,9 +39,10 @@ class HostCores:
         sent: int,
         num_servers: int,
         num_busy: Callable[[int], int],
+        num_threads: int = 0,
     ) -> None:
         self._num_cores, self._per_rank, self._share, self._host, self._sent = num_cores, num_polling, share, host, sent
-        self._num_servers, self._num_busy = num_servers, num_busy
+        self._num_servers, self._num_busy, self._most_busy = num_servers, num_busy, num_servers + num_threads
         self._ranks: dict[Hashable, int] = {}  # that have a step, by their clock
         self._polling, self._num_taking = 0.0, 0
 
@@ -52,7 +55,7 @@ class HostCores:
 
     def taken_in(self, ticks: int, now: int) -> int:
         """What `ticks` of an API server's work for a request that comes `now` take."""
-        return self._stretched(ticks, min(self._num_busy(now) + 1, self._num_servers))
+        return self._stretched(ticks, min(self._num_busy(now) + 1, self._most_busy))
 
     def sent(self, ticks: int) -> int:
         """What `ticks` of work for tokens of a step take."""
@@ -80,7 +83,8 @@ def wanted_cores(scenario: Scenario) -> tuple[tuple[int, float, int], float, flo
     processes, num_ranks = engine.described.facts.host_processes or HostProcesses(), engine.data_parallel_size
     polling, share = processes.polling(engine.num_devices // num_ranks) * num_ranks, processes.polling_share
     servers, num_cores = engine.api_server_count or num_ranks, inf if host is None else host.cores
-    return (polling, share, servers), num_cores, 1 + share * (polling - 1) + servers
+    threads = 0 if host_images(scenario) is None else servers * (1 + engine.media_loading_threads)
+    return (polling, share, servers), num_cores, 1 + share * (polling - 1) + servers + threads
 
 
 def core_notes(scenario: Scenario) -> list[str]:
@@ -88,7 +92,8 @@ def core_notes(scenario: Scenario) -> list[str]:
     (polling, _, servers), num_cores, wanted = wanted_cores(scenario)
     if wanted <= num_cores:
         return []
+    images = " with their threads for images" if host_images(scenario) is not None else ""
     return [
-        f"A replica has {polling} processes that poll and {servers} for API servers on host.cores={num_cores}; the "
-        f"host's work takes up to {wanted / num_cores:.2g} times as long."
+        f"A replica has {polling} processes that poll and {servers} for API servers{images} on host.cores={num_cores}; "
+        f"the host's work takes up to {wanted / num_cores:.2g} times as long."
     ]

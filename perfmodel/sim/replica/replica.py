@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from heapq import heapreplace
 
 from perfmodel.cost.calibrations.engine_profile import ServerFit
+from perfmodel.cost.calibrations.host_work import HostImages
 from perfmodel.engine import Request, RequestStatus, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.replica.grammars import GrammarCompiler
@@ -13,12 +14,83 @@ from perfmodel.sim.replica.host_cores import HostCores
 from perfmodel.sim.replica.lockstep import Lockstep
 
 
+class ImageThreads:
+    """Threads of `num_processes` API servers that work on images: `num_decoding` of each decode files, all of them, and
+    one runs the model's processor, but for images among the `num_bytes` that it keeps.
+
+    num_images, num_cached, num_requests: so far; busy_ticks: of the processors' threads; ticks: from the arrival of a
+    request until its images are processed
+
+    Source: vLLM 0.30.0, multimodal/media/connector.py (`global_thread_pool`), renderers/base.py (`_mm_executor`)."""
+
+    def __init__(self, work: HostImages, num_decoding: int, num_bytes: float, num_processes: int = 1) -> None:
+        self._sizes = [[to_ticks(seconds) for seconds in size[:2]] for size in work.sizes]
+        self._bytes, self._most_bytes = [size.num_bytes for size in work.sizes], num_bytes
+        self._request, self._new_request = to_ticks(work.request_s), to_ticks(work.new_request_s)
+        self._decoding = [0] * (num_decoding * num_processes)  # heaps of ticks at which a thread is free
+        self._processing = [(0, number) for number in range(num_processes)]
+        self.num_processes = num_processes
+        self._kept: list[dict[object, int]] = [{} for _ in range(num_processes)]  # the oldest first
+        self._num_free = [num_bytes] * num_processes
+        self._last: tuple[object, int] = (None, 0)
+        self.num_images = self.num_cached = self.num_requests = self.busy_ticks = self.ticks = 0
+
+    @property
+    def num_threads(self) -> int:
+        return len(self._decoding) + len(self._processing)
+
+    def num_busy(self, now: int) -> int:
+        """Threads that have work."""
+        return sum([free > now for free in self._decoding]) + sum([free > now for free, _ in self._processing])
+
+    def done_at(self, request: Request, now: int, cores: HostCores | None) -> int:
+        """When the images of `request`, which come `now`, are processed."""
+        if request.session is not None and request.session == self._last[0]:  # another answer of the same prompt
+            return max(self._last[1], now)
+        decoded_at = now
+        for item in request.encoder_inputs:
+            done_at = max(self._decoding[0], now) + _on_cores(cores, self._sizes[item.size][0], now)
+            heapreplace(self._decoding, done_at)
+            decoded_at = max(decoded_at, done_at)
+        free_at, process = self._processing[0]
+        kept = [self._keep(process, item.content, self._bytes[item.size]) for item in request.encoder_inputs]
+        work = self._request + (0 if all(kept) else self._new_request)
+        new = [item for item, is_kept in zip(request.encoder_inputs, kept, strict=True) if not is_kept]
+        work = _on_cores(cores, work + sum([self._sizes[item.size][1] for item in new]), now)
+        done_at = max(free_at, decoded_at) + work
+        heapreplace(self._processing, (done_at, process))
+        self._last = request.session, done_at
+        self.num_requests += 1
+        self.num_images += len(kept)
+        self.num_cached += sum(kept)
+        self.busy_ticks += work
+        self.ticks += done_at - now
+        return done_at
+
+    def _keep(self, process: int, content: object, num_bytes: int) -> bool:
+        """Whether the cache of `process` has `content`; it is the newest there from now on."""
+        kept = self._kept[process]
+        is_kept = kept.pop(content, None) is not None
+        if num_bytes <= self._most_bytes:
+            self._num_free[process] -= 0 if is_kept else num_bytes
+            kept[content] = num_bytes
+            while self._num_free[process] < 0:
+                self._num_free[process] += kept.pop(next(iter(kept)))
+        return is_kept
+
+
+def _on_cores(cores: HostCores | None, ticks: int, now: int) -> int:
+    return ticks if cores is None else cores.taken_in(ticks, now)
+
+
 class FrontEnd:
     """HTTP, tokenisation and streaming in front of an engine: latency outside of steps.
 
-    num_processes: that share the requests; each works on one after another, the next one on the first that is free"""
+    num_processes: that share the requests; each works on one after another, the next one on the first that is free
+    images:        their threads for images, where requests have some"""
 
-    def __init__(self, server: ServerFit, num_processes: int = 1) -> None:
+    def __init__(self, server: ServerFit, num_processes: int = 1, images: ImageThreads | None = None) -> None:
+        self.images = images
         self._in = to_ticks(server.in_s)
         self._in_serial = to_ticks(server.in_serial_s)
         self._in_per_token = to_ticks(server.in_per_prompt_token_s)
@@ -30,18 +102,19 @@ class FrontEnd:
         self.cores: HostCores | None = None  # where others work as well
 
     def num_busy(self, now: int) -> int:
-        """Processes that take requests in."""
-        return sum([free > now for free in self._free_at])
+        """Processes that take requests in, and threads that work on images."""
+        return sum([free > now for free in self._free_at]) + (self.images.num_busy(now) if self.images else 0)
 
     def delay(self, request: Request, now: int) -> int:
         """Ticks until the engine has a request that arrives `now`."""
         work, latency = self._in_serial + self._in_per_token * request.num_prompt_tokens, self._in
         if request.beam_step > 0:
             work, latency = self._beam, 0
-        if self.cores is not None:
-            work, latency = self.cores.taken_in(work, now), self.cores.taken_in(latency, now)
+        work, latency = _on_cores(self.cores, work, now), _on_cores(self.cores, latency, now)
         done_at = max(self._free_at[0], now) + work
         heapreplace(self._free_at, done_at)
+        if self.images is not None and request.encoder_inputs and request.beam_step <= 0:
+            done_at = self.images.done_at(request, done_at, self.cores)
         return done_at - now + latency
 
     def pass_in(self, env: TickEnvironment, request: Request, enter: Callable[[Request], None]) -> None:

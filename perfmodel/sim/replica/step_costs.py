@@ -12,7 +12,7 @@ from perfmodel.specs.scenario import Scenario
 
 # Scheduler settings; no operator depends on them.
 _SCHEDULING = {
-    "api_server_count",
+    *("api_server_count", "media_loading_threads", "mm_processor_cache_gb"),
     *("attention_dp_timeout_iters", "batch_timeout_ms", "batching", "block_size", "enable_chunked_prefill"),
     *("enable_prefix_caching", "gpu_memory_utilization", "long_prefill_token_threshold", "max_model_len"),
     *("max_num_batched_tokens", "max_num_seqs", "num_gpu_blocks_override", "poll_every", "prefill_exclusive"),

@@ -57,6 +57,7 @@ def think_time_of(arrivals: Arrivals, seed: int) -> ThinkTime:
 
 Turn = tuple[int, Request, int]  # ticks after the answer to a turn, the request, and that turn's place in the list
 _SAMPLED = 1 << 63  # offset of the content numbers of prompts with several answers
+_REPEATED = 1 << 62  # of the contents of blocks of images that repeat
 _LONGEST = 1 << 32  # numbers of one prompt's blocks
 _ITERATION = 1 << 64  # numbers of one iteration's
 _MAX_CLIPPED = 0.5  # of the prompts: beyond that the traffic is misrepresented
@@ -67,7 +68,7 @@ class ImagePlan:
     have the same ones.
 
     longest, max_tokens, mean_tokens: of an image; of a prompt's images with the tokens that mark their ends
-    grids: of a prompt with images of each size in turn"""
+    shares: of each size; grids: of a prompt with images of each size in turn"""
 
     def __init__(self, scenario: Scenario) -> None:
         images, vision, prefix = scenario.traffic.images, scenario.model.vision, scenario.traffic.prefix
@@ -77,10 +78,15 @@ class ImagePlan:
         self._samples, self._block_size = scenario.traffic.samples_per_prompt, scenario.engine.kv_block_tokens
         self._kinds = [vision.of_image(size.width, size.height, size.num_frames) for size in images.sizes]
         lengths, shares = [tokens for _, tokens in self._kinds], np.array([size.share for size in images.sizes])
-        self._shares, self._begin = shares / shares.sum(), prefix.shared_tokens if prefix is not None else 0
+        self._num_distinct = images.num_distinct
+        self._known = dict[Hashable, int]()  # contents of blocks of images that repeat
+        if images.num_distinct is not None:  # each has its size
+            rng = np.random.default_rng((_IMAGES, scenario.seed, images.num_distinct))
+            self._sizes = rng.choice(len(lengths), size=images.num_distinct, p=shares / shares.sum()).tolist()
+        self.shares, self._begin = shares / shares.sum(), prefix.shared_tokens if prefix is not None else 0
         self.longest = max(lengths)
         self.max_tokens = self._count * (self.longest + self._marks)
-        self.mean_tokens = self._count * (float(self._shares @ lengths) + self._marks)
+        self.mean_tokens = self._count * (float(self.shares @ lengths) + self._marks)
         self.grids = tuple(grid for grid, _ in islice(cycle(self._kinds), self._count))
 
     def added_to(self, drafts: Iterator["RequestDraft"]) -> Iterator["RequestDraft"]:
@@ -93,15 +99,31 @@ class ImagePlan:
             length = answers[0].num_prompt_tokens
             first = offset = min(self._begin, length - 1)
             images = []
-            for place, kind in enumerate(rng.choice(len(self._kinds), size=self._count, p=self._shares).tolist()):
+            for content, kind in self._drawn(rng, number):
                 grid, tokens = self._kinds[kind]
-                images.append(EncoderInput(offset + (self._marks + 1) // 2, tokens, (number, place), grid))
+                images.append(EncoderInput(offset + (self._marks + 1) // 2, tokens, content, grid, size=kind))
                 offset += tokens + self._marks
             length, blocks = length + offset - first, answers[0].block_hashes
+            if self._num_distinct is not None and (blocks or not first):
+                blocks = (*blocks, *self._blocks(images, blocks, offset))
             if self._samples > 1:
                 blocks = _shared_blocks(number, blocks, length // self._block_size)
             for draft in answers:
                 yield draft._replace(num_prompt_tokens=length, block_hashes=blocks, images=tuple(images))
+
+    def _drawn(self, rng: np.random.Generator, number: int) -> list[tuple[Hashable, int]]:
+        """(content, number of its size) of each image of a prompt."""
+        if self._num_distinct is not None:
+            drawn = rng.integers(self._num_distinct, size=self._count).tolist()
+            return [(image, self._sizes[image]) for image in drawn]
+        kinds = rng.choice(len(self._kinds), size=self._count, p=self.shares).tolist()
+        return [((number, place), kind) for place, kind in enumerate(kinds)]
+
+    def _blocks(self, images: list[EncoderInput], before: tuple[int, ...], end: int) -> Iterator[int]:
+        """Contents of the blocks behind `before` up to token `end`, equal where all images so far are."""
+        for block in range(len(before), end // self._block_size):
+            begun = tuple(item.content for item in images if item.offset < (block + 1) * self._block_size)
+            yield self._known.setdefault((before[:1], begun, block), _REPEATED + len(self._known))
 
 
 class RequestDraft(NamedTuple):

@@ -361,6 +361,15 @@ class HostProcesses(Spec):
         return self.per_rank + (0 if self.joins_lone_device and num_devices == 1 else self.per_device * num_devices)
 
 
+class ImageRequests(Spec):
+    """CPU seconds of an API server for a request with images, beside what decoding them and its model's processor take,
+    and how much more for the request and for an image that its cache has not."""
+
+    request_s: float = Field(ge=0)
+    new_request_s: float = Field(ge=0)
+    new_image_s: float = Field(ge=0)
+
+
 class EngineFacts(Spec):
     """The facts of an engine at one version; in a file, those that changed with it.
 
@@ -416,6 +425,7 @@ class EngineFacts(Spec):
         default=0.0, ge=0
     )  # CPU time of its server's process for an answer that comes whole
     api_server_beam_s: float = Field(default=0.0, ge=0)  # for a token of a beam that it asks for; 0: it has no beams
+    api_server_images: ImageRequests | None = None  # None: it works on no images, or how is not known
     host_processes: HostProcesses | None = None  # None: not known
     released: datetime.date | None = None  # when the version came out
     unconfirmed: tuple[str, ...] = ()

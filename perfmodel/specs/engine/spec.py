@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from perfmodel.files.base import Resolved, Spec, UsedBy, VariantSpec
-from perfmodel.files.units import Milliseconds, NonNegativeInt, PositiveInt
+from perfmodel.files.units import Milliseconds, NonNegativeFloat, NonNegativeInt, PositiveInt
 from perfmodel.models.layer_formats import LayerQuantization
 from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.models.spec import ModelSpec
@@ -198,6 +198,8 @@ class EngineSpec(VariantSpec):
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16  # of a slot, whatever an adapter's own is
     lora_target_modules: tuple[LoraModule, ...] | None = None  # that have adapters; None: all, with embedding and head
     disable_chunked_mm_input: bool = False  # no chunk of a prompt ends within an image
+    mm_processor_cache_gb: NonNegativeFloat = 4.0  # GiB of processed images that an API server keeps
+    media_loading_threads: PositiveInt = 8  # of an API server, that decode files (VLLM_MEDIA_LOADING_THREAD_COUNT)
     mm_encoder_tp_mode: Literal["weights", "data"] = "weights"  # that ranks share out: the encoder's, or whole images
     # What the engine returns: text, or of each prompt a vector or scores; auto: what the model is for
     runner: Literal["auto", "generate", "pooling"] = "auto"

@@ -10,6 +10,7 @@ from perfmodel.cost import step_costs
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.models.vision import ImageGrid
 from perfmodel.ops.work import BatchShape
+from perfmodel.planning.encoders import processing_s
 from perfmodel.planning.result import PlanResult
 from perfmodel.planning.screen import Screen
 from perfmodel.planning.search import make_plan
@@ -107,3 +108,16 @@ def test_what_plans_with_encoders_do_not_have_is_refused() -> None:
     with pytest.raises(PerfmodelError, match="a plan sizes one"):
         make_plan(NAME, ["cluster.pools=[{role: encode}, {role: encode}, {}]"])
     assert not candidates("cluster={replicas: 1}", "traffic.images=null", encoders=["1:1"])
+
+
+def test_a_plan_says_which_station_of_its_images_binds() -> None:
+    """With limits that the devices hold with ease: encoders saturate before twelve readers; on a host ten times as slow
+    the API servers do, those of the encode replica first; text is read as fast as before."""
+    (one,) = candidates(encoders=["1:12"])
+    (row,) = Screen([one], load_scenario(NAME), 0.9).all()
+    assert row.binds == "encoders"
+    slow = ("overheads.host=10",)
+    (one,) = candidates(*slow, encoders=["1:12"])
+    (row,) = Screen([one], load_scenario(NAME, slow), 0.9).all()
+    assert row.binds == "image processing"
+    assert row.rate == pytest.approx(1 / processing_s(one.encoders.layout.scenario, 1, is_apart=True)[0], rel=0.05)
