@@ -30,23 +30,16 @@ an expert among n are then beta-binomial, and in closed form
 
 A token still has exactly k experts.
 
-Ranks wait for the one with most assignments, in each layer. Relative to their mean A = n k / R, and with E / R experts
-on each, the load of a rank has
+Layers wait for the rank with most assignments. Relative to the mean A = n k / R, with E / R experts a rank, loads have
 
-    variance v = s + phi R / E,  s = (1 - k / E) / A      third moment  2 (phi R / E)^2 + 3 (phi R / E) s + s^2
+    variance v = s + q, third moment 2 q^2 + 3 q s + s^2      s = (1 - k / E) / A of tokens, q = phi R / E of popularity
+    largest of R: 1 + m1 sqrt(v) + (m2 - 1) third / (6 v)     m1, m2: mean, mean square of that of R standard normals
 
-s of independent tokens, the rest of popularity (a gamma mixture of Poisson counts; loads add up to 1, which lowers
-their variance but not how far the largest is above the mean). The largest of R is expected at
-
-    1 + m1 sqrt(v) + (m2 - 1) third / (6 v)      m1, m2: mean and mean square of the largest of R standard normals
-
-A load balancer leaves what its placement cannot even out, w_r of rank r, the noise s, and what popularity in a step
-differs from what it was when experts were placed: a share `_DRIFT` of phi, of each slot. The largest of R normals of
-means w_r and this variance is expected at an integral over the product of their distributions.
+as a gamma mixture of Poisson counts. That loads add up to 1 moves the largest no nearer to the mean. A load balancer
+leaves what its placement cannot even out, s, and by how much popularity has changed since: `_DRIFT` of phi per slot.
 
 Source: Skellam 1948 (beta-binomial); Cornish and Fisher 1938 (quantiles by skewness). Phi is fitted to servers
-(`perfmodel calibrate --routing`): routers trained to balance their experts over a corpus do not do so over the tokens
-of a batch."""
+(`perfmodel calibrate --routing`): routers balanced over a corpus are not so over the tokens of a batch."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -70,10 +63,8 @@ _DEVIATIONS = np.linspace(-8.0, 8.0, 1025)
 _BELOW = np.array([NormalDist().cdf(x) for x in _DEVIATIONS])
 _SEED = 0  # of what is drawn of popularity
 _MAX_POPULAR = 200.0  # how much more often than the least the most popular expert may be drawn [assumed]
-# Share of popularity's dispersion that EPLB does not know beforehand. DeepSeek-R1's 256 experts, 1,024 assignments a
-# rank (TensorRT-LLM tech blog 4, table 1): the load of 32 ranks of 9 slots varies by 52.0, of 36 of 8 by 53.9, which
-# leaves a dispersion of 0.0099 of a slot in both, beside tokens' noise and slots that vary by 77.8 of 114 and 87.5 of
-# 128; as they come, experts vary by 164.1 of 128, phi = 1.64.
+# Share of phi that EPLB does not know. TensorRT-LLM tech blog 4, table 1 (DeepSeek-R1, A = 1,024): loads of 32 ranks of
+# 9 slots vary by 52.0, of 36 of 8 by 53.9; beside s, both leave 0.0099 per slot. Experts vary by 164.1 of 128.
 _DRIFT = 0.0099 / 1.64
 
 
@@ -197,24 +188,15 @@ def expected_tiles(num_tokens: float, probability: float) -> Values:
     return np.array([above[::t].sum() for t in TILE_ROWS])
 
 
-def uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
-    """Expected load of any rank with ceil(E / ranks) experts: its share of D, and n k E_local / E assignments."""
-    local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
-    return _uniform(local, num_tokens, top_k / ffn.num_experts)
-
-
 @lru_cache(maxsize=256)
 def _largest_of(count: int) -> tuple[float, float]:
     """Mean and mean square of the largest of `count` standard normals, over quantiles of equal weight."""
-    normal, num = NormalDist(), 512
-    largest = [normal.inv_cdf(((i + 0.5) / num) ** (1.0 / count)) for i in range(num)]
-    return sum(largest) / num, sum(value * value for value in largest) / num
+    largest = np.array([NormalDist().inv_cdf(((i + 0.5) / 512) ** (1.0 / count)) for i in range(512)])
+    return float(largest.mean()), float((largest**2).mean())
 
 
 def largest_load(num_ranks: int, noise: float, dispersion: float) -> float:
-    """The expected load of the most loaded rank over the mean; see the module.
-
-    noise: relative variance by independent tokens; dispersion: by popularity, of a rank"""
+    """The expected largest load over the mean. noise, dispersion: s and q"""
     variance, (mean, square) = noise + dispersion, _largest_of(num_ranks)
     third = 2.0 * dispersion**2 + 3.0 * dispersion * noise + noise**2
     return 1.0 + mean * sqrt(variance) + (square - 1.0) * third / (6.0 * variance) if num_ranks > 1 else 1.0
@@ -378,10 +360,7 @@ def _quantiles(a: float, b: float) -> Values:
 
 
 class _Placed(NamedTuple):
-    """What EPLB leaves, by the order of the ranks' loads.
-
-    loads: of ranks over their mean; squares: sums over a rank of its slots' squared shares of the mean load;
-    dispersion: of slots"""
+    """What EPLB leaves: `loads` of ranks over the mean, the sums of their slots' `squares`, `dispersion` of slots."""
 
     loads: Values
     squares: Values
@@ -407,9 +386,9 @@ def _placed(
 
 
 def _largest_placed(placed: _Placed, noise: float, drift: float) -> float:
-    """The expected largest of independent normals: top - integral of the product of their distributions.
+    """The largest of normals: end - integral of the product of their distributions; no less than that of equal ranks.
 
-    noise, drift: relative variances of a rank with the mean load, and of a slot. Equal ranks bound it from below"""
+    noise, drift: relative variances of a rank with the mean load, and of a slot"""
     deviations = np.sqrt(noise * placed.loads + drift * placed.squares)
     top, step = float(placed.loads.max()), float(deviations.max()) / 4.0
     x = top + step * np.arange(-16.0, 25.0)
@@ -443,8 +422,7 @@ def _slowest(
             most = rows * largest_load(num_ranks, (1.0 - probability) / rows, dispersion / local)
         else:
             nodes = ceil(num_ranks / (ranks_per_node or num_ranks))
-            sizes = ffn.num_experts, top_k, num_ranks, num_redundant, ffn.num_groups, nodes
-            placed = _placed(dispersion, *sizes)
+            placed = _placed(dispersion, ffn.num_experts, top_k, num_ranks, num_redundant, ffn.num_groups, nodes)
             rows, local = total / num_ranks, ceil((ffn.num_experts + num_redundant) / num_ranks)
             most = rows * _largest_placed(placed, (1.0 - probability) / rows, _DRIFT * dispersion)
             dispersion = placed.dispersion
