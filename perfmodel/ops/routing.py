@@ -28,11 +28,18 @@ an expert among n are then beta-binomial, and in closed form
     P(X = 0) = B(a, b + n) / B(a, b)        so that fewer distinct experts are read than under uniform routing
     P(X = i + 1) / P(X = i) = (n - i) (a + i) / ((i + 1) (b + n - i - 1))
 
-A token still has exactly k experts. The share of a rank with E / R experts varies by sqrt(phi R / E) of itself on top
-of what independent tokens make it vary.
+A token still has exactly k experts.
 
-Source: Skellam 1948 (beta-binomial). Phi is fitted to servers (`perfmodel calibrate --routing`): routers trained to
-balance their experts over a corpus do not do so over the tokens of a batch."""
+Layers wait for the rank with most assignments. Relative to the mean A = n k / R, with E / R experts a rank, loads have
+
+    variance v = s + q, third moment 2 q^2 + 3 q s + s^2      s = (1 - k / E) / A of tokens, q = phi R / E of popularity
+    largest of R: 1 + m1 sqrt(v) + (m2 - 1) third / (6 v)     m1, m2: mean, mean square of that of R standard normals
+
+as a gamma mixture of Poisson counts. That loads add up to 1 moves the largest no nearer to the mean. A load balancer
+leaves what its placement cannot even out, s, and by how much popularity has changed since: `_DRIFT` of phi per slot.
+
+Source: Skellam 1948 (beta-binomial); Cornish and Fisher 1938 (quantiles by skewness). Phi is fitted to servers
+(`perfmodel calibrate --routing`): routers balanced over a corpus are not so over the tokens of a batch."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -52,8 +59,13 @@ TILE_ROWS = (16, 32, 64, 128, 256)  # rows of the tiles that grouped GEMM kernel
 _TILES = np.array(TILE_ROWS, dtype=np.float64)
 _EXACT_BELOW = 64.0  # rows per expert up to which the binomial is summed; above, a normal's quantiles stand for it
 _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 64) for i in range(64)])
+_DEVIATIONS = np.linspace(-8.0, 8.0, 1025)
+_BELOW = np.array([NormalDist().cdf(x) for x in _DEVIATIONS])
 _SEED = 0  # of what is drawn of popularity
 _MAX_POPULAR = 200.0  # how much more often than the least the most popular expert may be drawn [assumed]
+# Share of phi that EPLB does not know. TensorRT-LLM tech blog 4, table 1 (DeepSeek-R1, A = 1,024): loads of 32 ranks of
+# 9 slots vary by 52.0, of 36 of 8 by 53.9; beside s, both leave 0.0099 per slot. Experts vary by 164.1 of 128.
+_DRIFT = 0.0099 / 1.64
 
 
 class Placement(NamedTuple):
@@ -176,28 +188,28 @@ def expected_tiles(num_tokens: float, probability: float) -> Values:
     return np.array([above[::t].sum() for t in TILE_ROWS])
 
 
-def uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
-    """Expected load of any rank with ceil(E / ranks) experts: its share of D, and n k E_local / E assignments."""
-    local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
-    return _uniform(local, num_tokens, top_k / ffn.num_experts)
+@lru_cache(maxsize=256)
+def _largest_of(count: int) -> tuple[float, float]:
+    """Mean and mean square of the largest of `count` standard normals, over quantiles of equal weight."""
+    largest = np.array([NormalDist().inv_cdf(((i + 0.5) / 512) ** (1.0 / count)) for i in range(512)])
+    return float(largest.mean()), float((largest**2).mean())
 
 
-def _largest_of(count: int) -> float:
-    """Expected maximum of `count` standard normals. Source: Blom 1958 (order statistics)."""
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+def largest_load(num_ranks: int, noise: float, dispersion: float) -> float:
+    """The expected largest load over the mean. noise, dispersion: s and q"""
+    variance, (mean, square) = noise + dispersion, _largest_of(num_ranks)
+    third = 2.0 * dispersion**2 + 3.0 * dispersion * noise + noise**2
+    return 1.0 + mean * sqrt(variance) + (square - 1.0) * third / (6.0 * variance) if num_ranks > 1 else 1.0
 
 
 def slowest_uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
-    """Expected load of the most loaded rank under uniform routing.
-
-    Assignments per rank are about normal, with variance n k (1/R) (1 - 1/R); the largest of R is expected at the
-    quantile (R - 3/8) / (R + 1/4). Its experts are that much more popular."""
+    """Expected load of the most loaded rank under uniform routing; its experts are that much more popular."""
     local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
-    if num_ranks <= 1:
+    if num_ranks <= 1 or not num_tokens:
         return _uniform(local, num_tokens, top_k / ffn.num_experts)
-    total, share = num_tokens * top_k, local / ffn.num_experts
-    above = _largest_of(num_ranks)
-    most = min(total * share + above * sqrt(total * share * (1.0 - share)), total, num_tokens * local)
+    total, rows = num_tokens * top_k, num_tokens * top_k * local / ffn.num_experts
+    noise = (1.0 - top_k / ffn.num_experts) / rows
+    most = min(rows * largest_load(num_ranks, noise, 0.0) if noise else rows, total, num_tokens * local)
     return _uniform(local, num_tokens, most / (num_tokens * local))
 
 
@@ -347,24 +359,73 @@ def _quantiles(a: float, b: float) -> Values:
     return np.asarray(np.minimum(quantiles * (a / (a + b) / quantiles.mean()), 1.0))
 
 
-def dispersed_routing(dispersion: float, is_balanced: bool = False) -> Routing:
+class _Placed(NamedTuple):
+    """What EPLB leaves: `loads` of ranks over the mean, the sums of their slots' `squares`, `dispersion` of slots."""
+
+    loads: Values
+    squares: Values
+    dispersion: float
+
+
+@lru_cache(maxsize=64)
+def _placed(
+    dispersion: float, num_experts: int, top_k: int, num_ranks: int, num_redundant: int, num_groups: int, nodes: int
+) -> _Placed:
+    """Means over seeded draws of popularity."""
+    p = top_k / num_experts
+    total = (1.0 - p) / (min(dispersion, 0.9 * (1.0 - p) / p) * p) - 1.0
+    draws = np.random.default_rng((_SEED, num_experts, top_k)).beta(p * total, (1.0 - p) * total, (8, num_experts))
+    left = []
+    for chances in _inclusion(draws, top_k):
+        placed = place_experts(chances, num_ranks, num_redundant, num_groups, nodes)
+        slots = np.where(placed.expert < 0, 0.0, (chances / placed.copies)[placed.expert]) * (num_ranks / top_k)
+        slots = slots[slots.sum(axis=1).argsort()]
+        left.append(_Placed(slots.sum(axis=1), (slots**2).sum(axis=1), float(slots.var() / slots.mean() ** 2)))
+    loads, squares, dispersions = zip(*left, strict=True)
+    return _Placed(np.mean(loads, axis=0), np.mean(squares, axis=0), float(np.mean(dispersions)))
+
+
+def _largest_placed(placed: _Placed, noise: float, drift: float) -> float:
+    """The largest of normals: end - integral of the product of their distributions; no less than that of equal ranks.
+
+    noise, drift: relative variances of a rank with the mean load, and of a slot"""
+    deviations = np.sqrt(noise * placed.loads + drift * placed.squares)
+    top, step = float(placed.loads.max()), float(deviations.max()) / 4.0
+    x = top + step * np.arange(-16.0, 25.0)
+    below = np.interp((x[:, None] - placed.loads) / deviations, _DEVIATIONS, _BELOW).prod(axis=1)
+    largest = x[-1] - step * (below.sum() - (below[0] + below[-1]) / 2.0)
+    return max(float(largest), largest_load(len(placed.loads), noise, drift * float(placed.squares.mean())))
+
+
+def dispersed_routing(
+    dispersion: float, num_redundant: int | None = None, ranks_per_node: int | None = None
+) -> Routing:
     """Expected load of the most loaded rank when popularity has this `dispersion` (phi).
 
-    is_balanced: placement and copies even out popularity over ranks; noise per step remains"""
-    return partial(_slowest, dispersion, is_balanced) if dispersion > _LEAST else slowest_uniform_routing
+    num_redundant, ranks_per_node: as for `skewed_routing`"""
+    placing = num_redundant, ranks_per_node
+    return partial(_slowest, dispersion, placing) if dispersion > _LEAST else slowest_uniform_routing
 
 
 @lru_cache(maxsize=65536)
-def _slowest(dispersion: float, is_balanced: bool, ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
+def _slowest(
+    dispersion: float, placing: tuple[int | None, int | None], ffn: MoEFFN, num_tokens: int, num_ranks: int
+) -> ExpertLoad:
+    num_redundant, ranks_per_node = placing
     local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
     if top_k == ffn.num_experts or not num_tokens:
         return slowest_uniform_routing(ffn, num_tokens, num_ranks)
     probability = top_k / ffn.num_experts
     if num_ranks > 1:  # the chance to choose an expert of the most loaded rank
-        rows = num_tokens * local * probability
-        relative = (1.0 - 1.0 / num_ranks) * (1.0 / rows + (0.0 if is_balanced else dispersion) / local)
-        total = num_tokens * local * num_ranks * probability
-        most = min(rows * (1.0 + _largest_of(num_ranks) * sqrt(relative)), total, num_tokens * local * 0.999)
-        probability = most / (num_tokens * local)
+        total, rows = num_tokens * top_k, num_tokens * local * probability
+        if num_redundant is None:
+            most = rows * largest_load(num_ranks, (1.0 - probability) / rows, dispersion / local)
+        else:
+            nodes = ceil(num_ranks / (ranks_per_node or num_ranks))
+            placed = _placed(dispersion, ffn.num_experts, top_k, num_ranks, num_redundant, ffn.num_groups, nodes)
+            rows, local = total / num_ranks, ceil((ffn.num_experts + num_redundant) / num_ranks)
+            most = rows * _largest_placed(placed, (1.0 - probability) / rows, _DRIFT * dispersion)
+            dispersion = placed.dispersion
+        probability = min(most, total, num_tokens * local * 0.999) / (num_tokens * local)
     chance, tiles = dispersed_tiles(num_tokens, probability, dispersion)
     return ExpertLoad(local * chance, local * num_tokens * probability, tuple((local * tiles).tolist()))

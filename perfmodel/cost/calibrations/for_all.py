@@ -42,11 +42,12 @@ class RoutingFit(CommittedFits):
         """The dispersion for `num_experts`."""
         return self.dispersion * num_experts / _EXPERTS
 
-    def routing(self, is_balanced: bool = False) -> routing.Routing:
+    def routing(self, num_redundant: int | None = None, ranks_per_node: int | None = None) -> routing.Routing:
         """Load of the most loaded rank, for any number of experts; see `dispersed_routing`."""
 
         def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> routing.ExpertLoad:
-            return routing.dispersed_routing(self.among(ffn.num_experts), is_balanced)(ffn, num_tokens, num_ranks)
+            dispersion = self.among(ffn.num_experts)
+            return routing.dispersed_routing(dispersion, num_redundant, ranks_per_node)(ffn, num_tokens, num_ranks)
 
         return route
 
@@ -81,19 +82,20 @@ def _is_uniform(spec: ExpertRouting, engine: EngineSpec) -> bool:
 
 
 def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> routing.Routing:
-    """The slowest rank's load in `scenario`. Placement gains nothing for equal experts; where only dispersion is known,
-    `enable_eplb` is taken to even it out. fit: instead of the committed one"""
+    """The slowest rank's load in `scenario`. Placement gains nothing for equal experts. fit: instead of the committed
+    one"""
     spec, engine = scenario.routing, scenario.engine
     if spec.capacity_factor is not None:
         return routing.with_capacity(spec.capacity_factor)
     num_redundant = engine.eplb_config.num_redundant_experts if engine.enable_eplb else None
+    ranks_per_node = scenario.hardware.devices_per_node
     if spec.alpha is not None or spec.popularity is not None:
-        return routing.skewed_routing(spec, num_redundant, ranks_per_node=scenario.hardware.devices_per_node)
+        return routing.skewed_routing(spec, num_redundant, ranks_per_node=ranks_per_node)
     if _is_uniform(spec, engine):
         return routing.slowest_uniform_routing
     if spec.dispersion is not None:
-        return routing.dispersed_routing(spec.dispersion, engine.enable_eplb)
-    return (fit or load_routing_fit()).routing(engine.enable_eplb)
+        return routing.dispersed_routing(spec.dispersion, num_redundant, ranks_per_node)
+    return (fit or load_routing_fit()).routing(num_redundant, ranks_per_node)
 
 
 class ExchangeFits(CommittedFits):

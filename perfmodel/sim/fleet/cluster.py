@@ -222,8 +222,8 @@ class Cluster:
             server = _drawn_server(profile, draw)
             images = image_threads(own[0].scenario, 1.0 if draw is None else draw.server)
         # Each prefill replica's server has the prompt's text, which a router passes on, unless their number is given.
-        engine, prefill = own[0].scenario.engine, specs[min(pools, key=lambda number: specs[number].role != "prefill")]
-        processes = engine.api_server_count or max(own[0].spec.replicas // self._one_of, 1)
+        engine, prefill = own[0].scenario.engine, own[0].spec
+        processes = engine.api_server_count or max(prefill.replicas // self._one_of, 1)
         num_servers = prefill.most_replicas * (engine.api_server_count or engine.data_parallel_size)
         front = FrontEnd(server, processes, None if images is None else images(num_servers))
         self.fronts.append(front)

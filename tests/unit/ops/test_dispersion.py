@@ -63,24 +63,3 @@ def test_the_heaviest_of_drawn_ranks():
     chances *= BLOCK.top_k / chances.sum(axis=1, keepdims=True)
     rows = rng.binomial(num_tokens, np.minimum(chances, 1)).reshape(4000, ranks, -1).sum(axis=2).max(axis=1)
     assert dispersed_routing(dispersion)(BLOCK, num_tokens, ranks).assignments == pytest.approx(rows.mean(), rel=0.04)
-
-
-@given(DISPERSIONS, st.integers(2, 4096), st.sampled_from([2, 4, 8]))
-def test_balanced_ranks_wait_for_the_noise_of_a_step_alone(dispersion, num_tokens, ranks):
-    """Placed by popularity, the rank that gets most gets no more than under uniform routing, and no fewer experts are
-    left out than unequal popularity leaves."""
-    balanced = dispersed_routing(dispersion, is_balanced=True)(BLOCK, num_tokens, ranks)
-    as_they_come = dispersed_routing(dispersion)(BLOCK, num_tokens, ranks)
-    even = slowest_uniform_routing(BLOCK, num_tokens, ranks)
-    assert balanced.assignments <= as_they_come.assignments * (1 + 1e-9)
-    assert balanced.assignments == pytest.approx(even.assignments, rel=0.05)
-    assert balanced.distinct <= even.distinct * (1 + 1e-6)
-
-
-def test_the_heaviest_of_drawn_ranks_that_popularity_does_not_tell_apart():
-    rng, ranks, num_tokens, dispersion = np.random.default_rng(3), 8, 512, 1.0
-    share = num_tokens * BLOCK.top_k / ranks
-    rows = rng.multinomial(num_tokens * BLOCK.top_k, [1 / ranks] * ranks, 4000).max(axis=1)
-    load = dispersed_routing(dispersion, is_balanced=True)(BLOCK, num_tokens, ranks)
-    assert load.assignments == pytest.approx(rows.mean(), rel=0.03)
-    assert load.assignments > share

@@ -14,7 +14,7 @@ from perfmodel.ops.routing import (
     place_experts,
     popularity_of,
     skewed_routing,
-    uniform_routing,
+    slowest_uniform_routing,
     with_capacity,
 )
 from perfmodel.specs import EngineSpec, ExpertRouting, load_hardware, load_model
@@ -121,7 +121,7 @@ def test_a_capacity_is_what_every_expert_multiplies(factor, num_ranks):
 def test_a_large_capacity_pads_every_expert_to_all_tokens_and_drops_nothing():
     assert with_capacity(100.0)(BLOCK, 10, 1).assignments == 64 * 10
     assert dropped_share(BLOCK, 10, 100.0, popularity_of(ExpertRouting())(64, 6)) == 0.0
-    assert with_capacity(1.0)(BLOCK, 640, 1).assignments == uniform_routing(BLOCK, 640, 1).assignments
+    assert with_capacity(1.0)(BLOCK, 640, 1).assignments == slowest_uniform_routing(BLOCK, 640, 1).assignments
 
 
 def test_skew_drops_more_and_room_drops_less():

@@ -11,7 +11,6 @@ from perfmodel.ops.routing import (
     expected_tiles,
     skewed_routing,
     slowest_uniform_routing,
-    uniform_routing,
 )
 from perfmodel.specs import ExpertRouting
 
@@ -35,7 +34,7 @@ def simulated(num_tokens, ranks, runs=400):
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 40, 300])
 def test_uniform_loads_match_simulated_routing(num_tokens):
-    load = uniform_routing(BLOCK, num_tokens, 1)
+    load = slowest_uniform_routing(BLOCK, num_tokens, 1)
     np.testing.assert_allclose([load.distinct, load.assignments, *load.tiles], simulated(num_tokens, 1), rtol=0.02)
 
 
@@ -66,7 +65,7 @@ def test_power_laws_load_the_slowest_rank_more(exponent, num_tokens):
     assert skewed.distinct <= 8
     whole = route(BLOCK, num_tokens, 1)
     assert whole.assignments == pytest.approx(num_tokens * BLOCK.top_k, rel=0.1)
-    assert whole.distinct <= uniform_routing(BLOCK, num_tokens, 1).distinct * 1.02
+    assert whole.distinct <= slowest_uniform_routing(BLOCK, num_tokens, 1).distinct * 1.02
     assert route(BLOCK, num_tokens, 8) == skewed  # seeded
 
 
@@ -78,7 +77,7 @@ def test_an_expert_never_gets_more_tokens_than_there_are():
 
 def test_a_record_of_equal_counts_is_uniform_routing():
     load = skewed_routing(recorded([7] * BLOCK.num_experts), num_draws=200)(BLOCK, 64, 1)
-    even = uniform_routing(BLOCK, 64, 1)
+    even = slowest_uniform_routing(BLOCK, 64, 1)
     assert load.distinct == pytest.approx(even.distinct, rel=0.01)
     assert load.tiles == pytest.approx(even.tiles, rel=0.02)
 
