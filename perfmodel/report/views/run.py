@@ -56,7 +56,6 @@ def run_view(result: RunResult, step: StepReport | None = None, comparison: "Run
     """The whole answer of `simulate` and `execute`. step: the one that a page draws on the roofline; comparison: the
     prediction of an executed run"""
     scenario, summary = result.scenario, result.summary
-    further = "`plan` how many GPUs serve it" if scenario.traffic.beam_width == 1 else "`whatif` what makes it faster"
     blocks: list[Block] = [
         *overload(summary),
         Paragraph(Span(f"{describe_traffic(scenario.traffic)}, seed {scenario.seed}", "muted")),
