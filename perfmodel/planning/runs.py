@@ -240,9 +240,8 @@ class Runs:
 
     def _requests(self, deployment: Deployment, replicas: int) -> int:
         """Requests of a run: enough for the batch to turn over a few times and for queues to show. Beyond a capacity C
-        the wait grows with time t as (rate / C - 1) t, so arrivals over T overstate the rate that keeps a wait W for the
-        share a of requests by W / (a T): by 6 % where they last 20 W, by up to a tenth (`queue_growth`) where T is cut.
-        """
+        the wait grows as (rate / C - 1) t, so arrivals over T overstate the rate at which a share a of requests waits
+        up to W by W / (a T): by 6 % where they last 20 W, by up to a tenth (`queue_growth`) where T is cut."""
         if self.spec.num_requests is not None:
             return self.spec.num_requests
         slo, screened = self.scenario.slo, deployment.screened
