@@ -253,7 +253,7 @@ def test_the_keyboard_alone_is_enough(user):
 
 @pytest.mark.release
 def test_when_does_owning_pay(user, axe):
-    """Prices are given by keys alone, and what is missing is answered in its field; names and descriptions of the fields
+    """Prices are given by keys alone, and what is missing is answered in its field; names and descriptions of fields
     are there for screen readers, on both widths."""
     user.tab.open(f"/traffic?{CHAT}&rate=4")
     focused = "(at => [at.name, at.closest('details').querySelector('summary').innerText])(document.activeElement)"
