@@ -78,8 +78,8 @@ def answer_conflicts(traffic: Traffic, model: ModelSpec, pools: Sequence[PoolSpe
         beside = other.name if other.name != name else "the same model"
         yield (
             ("cluster", "pools"),
-            f"got {name} beside {beside} with another kind of answer, and a server gives one: simulate text and vectors "
-            f"as two scenarios, each on GPUs, or MIG slices of one, of its own",
+            f"got {name} beside {beside} with another kind of answer, and a server gives one: simulate text and "
+            f"vectors as two scenarios, each on GPUs, or MIG slices of one, of its own",
         )
     if is_text:
         return

@@ -36,7 +36,7 @@ THREE = "{distribution: fixed, value: 3}"
         ),
         (
             "cluster.pools=[{share: 0.5}, {share: 0.5, model: bge-m3}]",
-            "got llama-3.1-8b beside bge-m3 with another kind of answer, and a server gives one: simulate .* as two scen",
+            "got llama-3.1-8b beside bge-m3 with another kind of answer, and a server gives one: simulate text",
         ),
         (
             "cluster.pools=[{share: 0.5}, {share: 0.5, engine: {runner: pooling, convert: embed}}]",
