@@ -147,8 +147,8 @@ def transfer_cost(source: Scenario, target: Scenario, source_link: Link, target_
 
 def pcie_of_slices(scenario: Scenario) -> tuple[int, float] | None:
     """Cards that the scenario's slices of GPUs fill, largest first, and the PCIe bandwidth of these in bytes/s, one
-    way; None where other devices or links are used. Slices have no peer access, nor CUDA IPC across instances (NVIDIA MIG
-    user guide, application considerations): what they exchange goes through the host, over the PCIe of their card."""
+    way; None where other devices or links are used. Slices have no peer access, nor CUDA IPC across instances (NVIDIA
+    MIG user guide, application considerations): what they exchange goes through the host, over their card's PCIe."""
     spec = scenario.cluster.kv_transfer
     pools = [pool for pool in scenario.pools if pool.role in ("prefill", "decode")]
     devices = [(pool.most_replicas, pool.hardware or scenario.hardware) for pool in pools]
