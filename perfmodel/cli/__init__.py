@@ -16,6 +16,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from perfmodel.commands.request import CommandRequest, Flag, Progress
+
+_UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's copy of it
 
 # In the order of `--help`: each command's request. A group has several, whose names begin with its own.
 _RUNS, _SEARCHES = "perfmodel.commands.runs", "perfmodel.commands.searches"
@@ -77,10 +80,31 @@ class _Commands(Mapping[str, Any]):
         return len(COMMANDS)
 
 
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """A wrong flag or command as one sentence, like any other mistake."""
+    try:
+        yield
+    except _UsageError as error:
+        if not (text := error.format_message()):  # of a group without a command, which has shown its help
+            raise
+        path = error.ctx.command_path if error.ctx is not None else "perfmodel"
+        terminal.say(f"error: {text.rstrip('.').replace('Value error, ', '')} (`{path} -h` has all flags).")
+        raise typer.Exit(terminal.EXIT_BAD_INPUT) from None
+
+
 class _Group(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = _Commands()  # type: ignore[assignment]  # nothing is added
+
+    def make_context(self, *args: Any, **settings: Any) -> Any:
+        with _one_sentence():
+            return super().make_context(*args, **settings)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _one_sentence():
+            return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The help of all commands needs their names and first sentences alone, no flags."""

@@ -18,7 +18,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.renderable import to_jsonable
 
 if TYPE_CHECKING:
-    from perfmodel.commands.request import Answer
+    from perfmodel.commands.request import Answer, Pace
     from perfmodel.report.document import Document
 
 P = ParamSpec("P")
@@ -141,35 +141,33 @@ def print_json(document: Any) -> None:
     sys.stdout.write(json.dumps(to_jsonable(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
-def progress_line(what: str, done: int, total: int | None, passed_s: float, first: tuple[int, float] = (0, 0.0)) -> str:
-    """`simulating: 400 of 1,600, about 30 s left`, from what was done since `first` (how many, at which second): the
-    first of a burst of answers says nothing of those right behind it."""
+def progress_line(what: str, done: int, total: int | None, passed_s: float, pace: "Pace") -> str:
+    """`simulating: 400 of 1,600, about 30 s left`."""
     from perfmodel.report.numbers import format_duration
 
     if not done or not total:
         return f"{what}: {format_duration(passed_s)} so far"
-    if done == first[0] < total:
-        return f"{what}: {done:,} of {total:,}, {format_duration(passed_s)} so far"
-    left_s = (passed_s - first[1]) * max(total - done, 0) / max(done - first[0], 1)
-    return f"{what}: {done:,} of {total:,}, about {format_duration(left_s)} left"
+    left_s = 0.0 if done >= total else pace.left_s(done, total, passed_s)
+    left = f"{format_duration(passed_s)} so far" if left_s is None else f"about {format_duration(left_s)} left"
+    return f"{what}: {done:,} of {total:,}, {left}"
 
 
 @contextmanager
 def progress_lines(what: str, every_s: float = 10.0) -> Iterator[Progress]:
     """A callback `(done, total)`, and a line on stderr about it every `every_s` seconds: for pipes and log files."""
-    begun, is_over = time.monotonic(), threading.Event()
+    from perfmodel.commands.request import Pace
+
+    begun, is_over, pace = time.monotonic(), threading.Event(), Pace()
     known: tuple[int, int | None] = 0, None
-    first: tuple[int, float] | None = None
 
     def update(done: int, total: int | None) -> None:
-        nonlocal known, first
-        if first is None or done < known[0]:
-            first = done, time.monotonic() - begun
+        nonlocal known
+        pace.since_first(done, time.monotonic() - begun)
         known = done, total
 
     def speak() -> None:
         while not is_over.wait(every_s):
-            say(progress_line(what, *known, time.monotonic() - begun, first or (0, 0.0)))
+            say(progress_line(what, *known, time.monotonic() - begun, pace))
 
     speaker = threading.Thread(target=speak, daemon=True)
     speaker.start()

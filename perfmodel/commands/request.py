@@ -8,7 +8,7 @@ one, `--model llama-3.1-70b --hardware h100`. What those leave open is assumed, 
 import dataclasses
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -31,11 +31,49 @@ Progress = Callable[[int, int | None], None]  # called with (done, of how many)
 Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
 
 
+@dataclass
+class Pace:
+    """How fast counted work goes, by what came since its first answers: these say nothing of those right behind them.
+
+    first: how many were done, at which second; None before any"""
+
+    first: tuple[int, float] | None = None
+    num_done: int = 0
+
+    def since_first(self, done: int, now_s: float) -> tuple[int, float]:
+        """How many came in how many seconds; the first are those given here where a count begins."""
+        if self.first is None or done < self.num_done:
+            self.first = done, now_s
+        self.num_done = done
+        return done - self.first[0], now_s - self.first[1]
+
+    def left_s(self, done: int, total: int, now_s: float) -> float | None:
+        """Seconds that the others take; None while the first are all there are."""
+        count, passed_s = self.since_first(done, now_s)
+        return passed_s * max(total - done, 0) / count if count else None
+
+
 class Console(NamedTuple):
     """How a command tells of its work meanwhile: by default nobody looks. say: takes a sentence"""
 
     watch: Watch = lambda stage: nullcontext(None)
     say: Callable[[str], None] = lambda sentence: None
+
+    @contextmanager
+    def watch_both(self, first: str, then: str) -> Iterator[tuple[Progress | None, Progress]]:
+        """What shows how far two stages are; the second begins with its first report, of nothing done."""
+        with ExitStack() as stack:
+            shown: Progress | None = None
+
+            def report(done: int, total: int | None) -> None:
+                nonlocal shown
+                if not done:
+                    stack.close()
+                    shown = stack.enter_context(self.watch(then))
+                if shown is not None:
+                    shown(done, total)
+
+            yield stack.enter_context(self.watch(first)), report
 
 
 QUIET = Console()

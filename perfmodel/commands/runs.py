@@ -117,10 +117,7 @@ class SimulateRequest(ScenarioRequest):
         scenario = self.load(self.seed)
         notes = self.assumed(scenario)
 
-        def run(progress: Progress | None, folder: Path | None) -> "RunResult":
-            return simulated(scenario, notes, progress, folder)
-
-        return _run_to_folder("simulating", run, self.out, console)
+        return _run_to_folder(lambda folder: simulated(scenario, notes, console, folder), self.out)
 
 
 @dataclass(frozen=True)
@@ -173,18 +170,19 @@ class ExecuteRequest(ScenarioRequest):
             raise SpecError(f"--max-seconds: got {self.max_seconds:g}; expected a positive number of seconds.")
         executor, prediction, texts = load_executor(), RunPrediction(scenario), list[tuple[int, str, str]]()
 
-        def run(progress: Progress | None, folder: Path | None) -> "RunResult":
-            return executor.execute_scenario(
-                scenario,
-                progress=progress,
-                out=folder,
-                kernels=self.kernels,
-                wrap=prediction.around,
-                max_seconds=self.max_seconds,
-                on_text=(lambda *text: texts.append(text)) if self.print_text else None,
-            )
+        def run(folder: Path | None) -> "RunResult":
+            with console.watch("executing tokens") as progress:
+                return executor.execute_scenario(
+                    scenario,
+                    progress=warn_when_long(progress, console.say, counted="tokens"),
+                    out=folder,
+                    kernels=self.kernels,
+                    wrap=prediction.around,
+                    max_seconds=self.max_seconds,
+                    on_text=(lambda *text: texts.append(text)) if self.print_text else None,
+                )
 
-        answer = _run_to_folder("executing tokens", run, self.out, console, prediction.compare)
+        answer = _run_to_folder(run, self.out, prediction.compare)
         if not texts:
             return answer
         shown = [f"request {number}\n> {asked.strip()}\n{answered.strip()}" for number, asked, answered in texts]
@@ -203,15 +201,17 @@ class ExecuteRequest(ScenarioRequest):
             raise SpecError("--print-text with --on: the other engine's texts are not kept; leave it out.")
         model = named_model(source, self.overrides)
 
-        def run(progress: Progress | None, folder: Path | None) -> "RunResult":
+        def run(folder: Path | None) -> "RunResult":
             assert self.on is not None
-            return load_executor(needs_torch=False).execute_on(self.on, scenario, model, progress, folder)
+            with console.watch("executing") as progress:
+                watched = warn_when_long(progress, console.say)
+                return load_executor(needs_torch=False).execute_on(self.on, scenario, model, watched, folder)
 
-        return _run_to_folder("executing", run, self.out, console)
+        return _run_to_folder(run, self.out)
 
 
 def simulated(
-    scenario: "Scenario", notes: Sequence[str] = (), progress: Progress | None = None, out: Path | None = None
+    scenario: "Scenario", notes: Sequence[str] = (), console: Console = QUIET, out: Path | None = None
 ) -> "RunResult":
     """The run of `perfmodel simulate`.
 
@@ -219,18 +219,21 @@ def simulated(
     out:   folder to stream records to; without it no step records are kept"""
     from perfmodel import sim
 
-    result = sim.simulate(scenario, progress=progress, out=out, keep_steps=None if out else False, intervals=True)
+    keep_steps = None if out else False
+    with console.watch_both("simulating", "computing intervals") as (progress, on_draw):
+        watched = warn_when_long(progress, console.say)
+        result = sim.simulate(
+            scenario, progress=watched, out=out, keep_steps=keep_steps, intervals=True, on_draw=on_draw
+        )
     return replace(result, notes=(*notes, *result.notes))
 
 
 def _run_to_folder(
-    stage: str,
-    run: "Callable[[Progress | None, Path | None], RunResult]",
+    run: "Callable[[Path | None], RunResult]",
     out: Path | None,
-    console: Console,
     predict: "Callable[[RunResult], RunComparison] | None" = None,
 ) -> Answer:
-    """Run with progress, and write files if there is a folder for them; ctrl-C leaves the records written so far.
+    """Run, and write files if there is a folder for them; ctrl-C leaves the records written so far.
     predict: compares an executed run with its prediction"""
     import perfmodel.sim  # noqa: F401 - before the run begins: from then on what is loaded counts as there to stay
 
@@ -240,10 +243,7 @@ def _run_to_folder(
 
         folder = RunFolder(out)
     try:
-        with console.watch(stage) as progress:
-            counted = "tokens" if predict is not None else "requests"
-            watched = warn_when_long(progress, console.say, counted=counted)
-            result = run(watched, folder.work if folder is not None else None)
+        result = run(folder.work if folder is not None else None)
         if predict is not None:
             try:
                 comparison = predict(result)
@@ -282,25 +282,21 @@ def warn_when_long(
     clock: Callable[[], float] = time.monotonic,
     counted: str = "requests",
 ) -> Progress:
-    """`progress`, with one sentence about a run that will take more than five minutes, and a shorter one: by what comes
-    after the first answers, which say nothing of those right behind them.
+    """`progress`, with one sentence about a run that will take more than five minutes, and a shorter one.
 
     clock: seconds, from anywhere; counted: what progress counts, requests | tokens"""
-    first: tuple[int, float] | None = None
-    is_said = False
+    pace, is_said = req.Pace(), False
 
     def report(done: int, total: int | None) -> None:
-        nonlocal first, is_said
+        nonlocal is_said
         if progress is not None:
             progress(done, total)
-        now = clock()
-        if first is None:
-            first = done, now
-        passed, since = now - first[1], done - first[0]
-        if is_said or since <= 0 or total is None or passed < _LOOK_S:
+        since, passed = pace.since_first(done, now := clock())
+        if is_said or total is None or passed < _LOOK_S:
             return
-        is_said, left = True, passed * (total - done) / since
-        if left > _LONG_S:
+        left = pace.left_s(done, total, now)
+        is_said = left is not None
+        if left is not None and left > _LONG_S:
             shown = f"{left / 3600:,.1f} hours" if left >= 3600 else f"{left / 60:,.0f} minutes"
             fewer = f"--set traffic.num_requests={max(int(since / passed * _SHORT_S), 1)} takes a minute."
             if counted == "tokens":
@@ -491,6 +487,4 @@ def _result(name: str, console: Console) -> dict[str, Any]:
         from perfmodel.planning.comparison import read_result
 
         return read_result(Path(name))
-    scenario = load(name)
-    with console.watch("simulating") as progress:
-        return simulated(scenario, (), progress).to_json()
+    return simulated(load(name), (), console).to_json()

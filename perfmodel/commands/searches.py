@@ -129,6 +129,8 @@ class PlanRequest(ScenarioRequest):
         from perfmodel.planning.result import PlanResult
         from perfmodel.planning.search import make_plan
 
+        if self.export is not None and self.export.exists() and not self.export.is_dir():
+            raise SpecError(f"--export {self.export}: is a file; expected a folder, which may be new.")
         source = self.source(req.MAX_KINDS)
         assumed = self.assumed(req.load(source, self.overrides), {"engine.tensor_parallel_size"})
         for sentence in assumed:

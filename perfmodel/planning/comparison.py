@@ -105,16 +105,7 @@ class ResultComparison(Renderable):
 
     def to_json(self) -> dict[str, Any]:
         """Everything, for `--json`."""
-        return {
-            "one": self.one,
-            "other": self.other,
-            "kind": self.kind,
-            "is_same": self.is_same,
-            "inputs": [asdict(change) for change in self.inputs],
-            "versions": [asdict(change) for change in self.versions],
-            "answers": [answer.to_json() for answer in self.answers],
-            "texts": [asdict(change) for change in self.texts],
-        }
+        return {**asdict(self), "is_same": self.is_same, "answers": [answer.to_json() for answer in self.answers]}
 
 
 def read_result(path: Path) -> dict[str, Any]:

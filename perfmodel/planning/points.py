@@ -196,6 +196,9 @@ def run_metric(result: RunResult, metric: str) -> float | None:
     if metric == "kv_cache_filled":
         waste = summary["kv_cache_waste"]
         return None if waste is None else 1.0 - float(waste)
+    if metric == "queue_growth":
+        rates = summary.get("overload")
+        return rates["offered_req_s"] / rates["sustained_req_s"] - 1.0 if rates else 0.0
     value = summary.get(metric)
     return None if value is None else float(value)
 

@@ -116,6 +116,8 @@ def ask_speculation(scenario: Scenario) -> SpeculationAdvice:
     """Compare no speculation with the scenario's own, its model's prediction head or EAGLE-3, and n-gram lookup, with
     drafts of up to 8 tokens. Raises SpecError where no method is possible, or the scenario's own has no acceptance."""
     own = scenario.engine.speculative_config
+    if scenario.model.pooling is not None:
+        raise SpecError(f"{scenario.model.name} returns no text, of which tokens could be drafted; leave it out.")
     if own is not None and own.acceptance is None:
         raise SpecError(f"{scenario.name}: {_FIELD} has no acceptance; give a rate, or catalog: {{}}.")
     plain = scenario.with_({_FIELD: None}) if own is not None else scenario

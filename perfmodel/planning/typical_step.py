@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from perfmodel.cost import StepEstimate, plan_memory, step_costs
+from perfmodel.cost import StepEstimate, plan_memory, scenario_fits, step_costs
 from perfmodel.cost.calibrations.for_all import balance_notes
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.errors import DoesNotFitError, SpecError
@@ -69,11 +69,11 @@ class StepChoice:
 
 def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> StepChoice:
     """The decode step at the scenario's mean batch and context; `step_s`: seconds of a step. Without answers, as many
-    mean prompts as a step may have."""
+    mean prompts as a step may have; of beams, the prompts that are their tokens."""
     if scenario.model.pooling is not None:
         return _prompts_of_a_step(scenario)
     if scenario.traffic.beam_width > 1:
-        raise SpecError(f"{scenario.name}: got traffic.beam_width, whose tokens are prompts; explain a --prefill.")
+        return _beams_of_a_step(scenario, step_s)
     context, spans = max(1, round(_mean_context(scenario))), scenario.model.attention_spans
     batch, reason = _mean_batch(
         scenario, lambda size: step_s(decode_shape(size, context, spans)), lambda tokens: step_s(_prefill_shape(tokens))
@@ -91,6 +91,30 @@ def _prompts_of_a_step(scenario: Scenario) -> StepChoice:
     return StepChoice(
         shape, f"{count:,} prompt{'' if count == 1 else 's'} of {tokens:,} tokens (as many as a step takes)"
     )
+
+
+def _beams_of_a_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> StepChoice:
+    """As many beams as the front end asks for during a step (`perfmodel.sim.replica.beams`), at most half of those of
+    all answers under way: the first of an answer has a step of its own."""
+    engine, traffic, width = scenario.engine, scenario.traffic, scenario.traffic.beam_width
+    replicas, arrivals = max(scenario.cluster.replicas, 1), scenario.traffic.arrivals
+    context = max(1, round(_mean_context(scenario)))
+    computed = min(round((engine.kv_block_tokens + 1) / 2), context) if engine.enable_prefix_caching else context
+    per_s = 1 / scenario_fits(scenario)[1].server.beam_s
+    if arrivals.rate and traffic.output_tokens is not None:
+        per_s = min(per_s, arrivals.rate / replicas * (1 + width * (mean_length(traffic.output_tokens) - 1)))
+    in_flight = arrivals.concurrency or (traffic.num_requests if arrivals.process == "burst" else None)
+    of_answers = engine.max_num_seqs if in_flight is None else width * in_flight / replicas / 2
+    limit = max(1, round(min(of_answers, engine.max_num_seqs, engine.max_num_batched_tokens / computed)))
+
+    def shape_of(count: int) -> BatchShape:
+        return BatchShape(count * computed, count, ((computed, context - computed),) * count)
+
+    count = min(max(1, width // 2), limit)
+    while count < limit and (needed := min(round(per_s * step_s(shape_of(count))), limit)) > count:
+        count = needed
+    label = f"{count:,} beams with {context:,} tokens each, of which a step computes {computed:,}"
+    return StepChoice(shape_of(count), f"{label} (as many as are asked for during a step)")
 
 
 def engine_of_step(scenario: Scenario, is_prompt: bool = False) -> Scenario:

@@ -104,10 +104,14 @@ class WhatIfAnswers:
 
 
 def default_metrics(scenario: Scenario, compares_devices: bool = False) -> tuple[str, ...]:
-    """Default metrics: latencies and throughput; costs if devices are compared."""
+    """Default metrics: latencies and throughput that the answers have; costs if devices are compared."""
     metrics = ["mean_ttft_ms", "mean_tpot_ms", "output_throughput"]
+    is_text = scenario.model.pooling is None
+    if not is_text or scenario.traffic.beam_width > 1:  # which come whole
+        metrics = ["mean_e2el_ms", "output_throughput" if is_text else "total_token_throughput"]
     metrics += ["request_goodput"] if scenario.slo.is_given else []
-    return (*metrics, *(["usd_per_million_output_tokens"] if compares_devices else []))
+    cost = "usd_per_million_output_tokens" if is_text else "usd_per_million_tokens"
+    return (*metrics, *([cost] if compares_devices else []))
 
 
 def answer(
@@ -441,8 +445,9 @@ def ask_whatif(
 def _typical(scenario: Scenario) -> tuple[StepSpec, str]:
     costs = step_costs(engine_of_step(scenario))
     choice = typical_step(scenario, lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape))
-    if choice.shape.prefills:  # of a model without answers
-        return StepSpec(prefill=choice.shape.prefills[0][0], prompts=len(choice.shape.prefills)), choice.label
+    if choice.shape.prefills:  # of a model without answers, or of beams
+        prefill, cached = choice.shape.prefills[0]
+        return StepSpec(prefill=prefill, prompts=len(choice.shape.prefills), cached=cached), choice.label
     batch = max(choice.shape.num_decodes, 1)
     where = " on a decode replica" if scenario.cluster.is_disaggregated else ""
     return StepSpec(batch=batch, context=max(choice.shape.decode_context // batch, 1)), choice.label + where

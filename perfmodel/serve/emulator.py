@@ -169,8 +169,6 @@ class Emulator:
             raise SpecError(f"{scenario.name}: got traffic.beam_width; a server's clients ask for beams, leave it out.")
         if any(pool.role == "encode" for pool in scenario.pools):
             raise SpecError(f"{scenario.name}: requests that a server is sent have no images; leave encode pools out.")
-        if any(pool.engine.afd_config is not None and pool.role != "decode" for pool in scenario.pools):
-            raise SpecError(f"{scenario.name}: got engine.afd_config where prompts are read; give it to a decode pool.")
         env = PacedEnvironment()
         self.scenario = scenario
         self.clock = PacedClock(env, speed, on_late=on_late, on_slowed=on_slowed, on_error=on_error)

@@ -16,7 +16,7 @@ from perfmodel.sim.fleet.cluster import Cluster, ExecutedEngines
 from perfmodel.sim.fleet.pool import BasisOf, remembered_basis
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.sim.records.ensemble import Ensemble, Serve, run_ensemble
+from perfmodel.sim.records.ensemble import MOST, Ensemble, Serve, design, run_ensemble
 from perfmodel.sim.records.result import RunResult, eager_notes, run_notes, workload_notes
 from perfmodel.sim.records.summary import summarize
 from perfmodel.sim.records.totals import device_totals, encoder_busy_share, images_processed
@@ -48,6 +48,7 @@ def simulate(
     can_leap: bool = True,
     one_of: int = 1,
     intervals: bool = False,
+    on_draw: Progress | None = None,
 ) -> RunResult:
     """Serve the scenario's traffic on the simulated clock.
 
@@ -59,6 +60,7 @@ def simulate(
     can_leap:    batch equal decode steps; results are identical either way
     one_of:      simulate 1/n of the cluster: each pool's engines and the traffic are one slice. Slices share no load
     intervals:   also run an ensemble of shortened runs for 80 % prediction intervals of mean latencies
+    on_draw:     callback (runs of the ensemble that are done, of how many), first of none
 
     Raises DoesNotFitError for a model too large for the devices, WorkloadError for traffic that cannot be served."""
     basis_of = remembered_basis(calibration, profile)
@@ -80,7 +82,7 @@ def simulate(
     requests = collector.requests()
     ensemble: Ensemble | WholeRuns | None = None
     if intervals and len(requests):
-        ensemble = _intervals_of(scenario, requests, cluster, partial(_serve_drawn, basis_of, one_of), one_of)
+        ensemble = _intervals_of(scenario, requests, cluster, partial(_serve_drawn, basis_of, one_of), one_of, on_draw)
     summary = summarize(scenario, collector, device_totals(cluster, collector), used, ensemble)
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools if pool.spec.role != "encode")
     mean_step_s = collector.busy_ticks / TICKS_PER_S / collector.num_steps
@@ -227,14 +229,31 @@ class _RejectingServer:
 
 
 def _intervals_of(
-    scenario: Scenario, requests: RequestColumns, cluster: Cluster, serve: Serve, one_of: int
+    scenario: Scenario,
+    requests: RequestColumns,
+    cluster: Cluster,
+    serve_drawn: Serve,
+    one_of: int,
+    on_draw: Progress | None,
 ) -> "Ensemble | WholeRuns | None":
     """Whole runs where replicas vary, as a shorter run sees another load (None if too long); else an ensemble."""
     fleets = {} if cluster.dynamic is None else cluster.dynamic.fleets
+    if fleets and len(requests) > _MAX_REPEATED:
+        return None
+    num_done, num_draws = 0, 2 * len(design()) + (2 if fleets and len(requests) > MOST else 0)
+    if on_draw is not None:
+        on_draw(0, num_draws)
+
+    def serve(drawn: Scenario, scores: Scores | None) -> RequestColumns:
+        nonlocal num_done
+        answered = serve_drawn(drawn, scores)
+        num_done += scores is not None
+        if on_draw is not None and num_done:
+            on_draw(num_done, num_draws)
+        return answered
+
     if not fleets:
         return run_ensemble(scenario, requests, serve)
-    if len(requests) > _MAX_REPEATED:
-        return None
     from perfmodel.sim.records.whole_runs import simulate_whole_runs
 
     end = to_ticks(float(requests.finished_s.max()))

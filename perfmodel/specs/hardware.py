@@ -406,7 +406,7 @@ class HardwareSpec(CheckedSpec):
     power_cap_w: PositiveFloat | None = None
     network: NetworkSpec | None = None
     host: HostSpec | None = None
-    _share_of_card: float = PrivateAttr(1.0)
+    _slices_of_card: tuple[int, int] = PrivateAttr((7, 8))
 
     def _conflicts(self) -> Iterator[str]:
         if self.declared.memory[0].bandwidth_bytes_per_s is None:
@@ -427,9 +427,14 @@ class HardwareSpec(CheckedSpec):
         return self.name.partition(":")[0]
 
     @property
+    def slices_of_card(self) -> tuple[int, int]:
+        """How many of its card's seven compute and eight memory slices it takes."""
+        return self._slices_of_card
+
+    @property
     def share_of_card(self) -> float:
         """What it costs of its card: 1 of a whole device."""
-        return self._share_of_card
+        return max(self._slices_of_card[0] / 7, self._slices_of_card[1] / 8)
 
     def sliced(self, profile: str) -> "HardwareSpec":
         """Its slice of this MIG `profile`: shares of compute units and memory, no link to other slices; power and price
@@ -440,7 +445,8 @@ class HardwareSpec(CheckedSpec):
             raise ValueError(f"got the slice {profile} of {self.name}; {names}")
         part = known[profile]
         units, memory = part.compute_units / own.compute_units, part.memory_slices / 8
-        cost = max(int(profile.partition("g")[0]) / 7, memory)
+        slices = int(profile.partition("g")[0]), part.memory_slices
+        cost = max(slices[0] / 7, memory)
 
         def level(one: MemoryLevel) -> MemoryLevel:
             names = ("capacity_bytes", "visible_bytes", "bandwidth_bytes_per_s", "bus_width_bits")
@@ -471,7 +477,7 @@ class HardwareSpec(CheckedSpec):
             usd, source = price.usd_per_hour * cost, f"{price.source}; {cost:.3g} of {self.name}"
             share["price"] = price.model_copy(update={"usd_per_hour": usd, "source": source})
         result = self.model_copy(update=share)
-        result._share_of_card = cost
+        result._slices_of_card = slices
         return result
 
     @property

@@ -145,10 +145,13 @@ def choices_of(kind: str) -> tuple[str, ...]:
     from perfmodel.files.catalog import list_names
     from perfmodel.files.device_tables import device_names
     from perfmodel.specs.engine.description import load_engine_description
+    from perfmodel.specs.hardware import listed_grids
 
     if kind == "versions":
         described = [load_engine_description(name).versions for name in choices_of("engines")]
         return tuple(dict.fromkeys(version for versions in described for version in reversed(versions)))
+    if kind == "regions":
+        return tuple(sorted(listed_grids().gco2_per_kwh))
     if kind == "hardware":
         return tuple(device_names())
     catalogs: Mapping[str, Catalog] = {"models": "models", "traffic": "traffic", "engines": "engines"}

@@ -23,6 +23,8 @@ SCRIPTS = """performance.getEntriesByType("resource").filter(entry => entry.name
 PAINT = 'performance.getEntriesByName("first-contentful-paint")[0].startTime / 1000'
 WATCH_SHIFTS = """window.shift = 0; new PerformanceObserver(list => { for (const entry of list.getEntries())
   if (!entry.hadRecentInput) window.shift += entry.value; }).observe({ type: "layout-shift", buffered: true })"""
+CHECKED = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations
+  .filter(violation => ["serious", "critical"].includes(violation.impact)).map(violation => violation.id)"""
 FITS = "() => document.scrollingElement.scrollWidth <= innerWidth"
 FOCUSED = "(document.activeElement.textContent || document.activeElement.name || '').trim()"
 
@@ -247,6 +249,60 @@ def test_the_keyboard_alone_is_enough(user):
     assert "KV blocks" in Path(begun.value.path()).read_text(encoding="utf-8")
     assert keys <= 60
     assert user.clicks == 0
+
+
+@pytest.mark.release
+def test_when_does_owning_pay(user, axe):
+    """Prices are given by keys alone, and what is missing is answered in its field; names and descriptions of fields
+    are there for screen readers, on both widths."""
+    user.tab.open(f"/traffic?{CHAT}&rate=4")
+    focused = "(at => [at.name, at.closest('details').querySelector('summary').innerText])(document.activeElement)"
+    group = "summary >> text=Rent, own or API"
+    user.page.focus(group)
+    user.page.keyboard.press("Enter")
+    given = {
+        "price.owned.purchase_usd": "30000",
+        "price.owned.years": "4",
+        "site.usd_per_kwh": "0.12",
+        "price.api.usd_per_million_input_tokens": "0.05",
+        "price.api.usd_per_million_output_tokens": "0.2",
+    }
+    for _ in range(12):
+        user.page.keyboard.press("Tab")
+        name, of_group = user.page.evaluate(focused)
+        assert of_group == "Rent, own or API"
+        if name in given:
+            user.page.keyboard.type(given[name])
+            user.page.keyboard.press("Enter")
+            user.page.wait_for_function("key => new URLSearchParams(location.search).has(key)", arg=name)
+            user.tab.finalize()
+        if name == "price.owned.purchase_usd":  # alone it is half of an answer
+            said = user.page.inner_text('.field[data-key="price.owned.years"] .wrong')
+            assert "years" in said
+        if name == list(given)[-1]:
+            break
+    table = user.page.locator("#part-now table", has_text="USD an hour")
+    assert [cell.inner_text() for cell in table.locator("tbody td:first-child").all()] == ["rented", "owned", "API"]
+    data = user.data("now")
+    assert f"more than {data['own_rent_break_even_share']:.0%} of all" in user.page.inner_text("#part-now")
+    user.page.focus("#state summary:text-is('Site')")
+    user.page.keyboard.press("Enter")
+    user.page.keyboard.press("Tab")
+    user.page.keyboard.type("DE")
+    user.page.keyboard.press("Enter")
+    user.page.wait_for_url("**site.region=DE**")
+    user.tab.finalize()
+    assert user.page.locator("#part-now [data-path='gco2_per_million_tokens']").count() == 1
+    user.page.evaluate(axe)
+    for width in (1280, 390):
+        user.page.set_viewport_size({"width": width, "height": 900})
+        user.page.wait_for_function(FITS)
+        assert user.page.evaluate(CHECKED) == [], width
+    for key in (*given, "site.region", "site.pue"):
+        field = user.page.locator(f"#state [name='{key}']")
+        described = field.get_attribute("aria-describedby")
+        assert user.page.locator(f"label[for='{field.get_attribute('id')}']").count() == 1
+        assert len(user.page.locator(f"#{described}").text_content()) > 20
 
 
 @pytest.mark.release

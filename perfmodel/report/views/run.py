@@ -419,6 +419,7 @@ _OF_INPUT: Mapping[str, Mapping[str, str]] = {  # of a run without output tokens
 def run_brief(result: RunResult, comparison: "RunComparison | None" = None) -> Document:
     """A run in some thirty lines; `run_view` has all of it. comparison: with the prediction of an executed run"""
     scenario, summary = result.scenario, result.summary
+    further = "`plan` how many GPUs serve it" if scenario.traffic.beam_width == 1 else "`whatif` what makes it faster"
     blocks: list[Block] = [
         *overload(summary),
         Paragraph(Span(_served(result), "strong")),
@@ -430,9 +431,7 @@ def run_brief(result: RunResult, comparison: "RunComparison | None" = None) -> D
         *shares(summary),
         *facts.trust_line(result.trust),
         *few_notes(result.notes),
-        Paragraph(
-            f"Next: `perfmodel explain` says what a step takes, `plan` how many GPUs serve it. {MORE}, --out DIR."
-        ),
+        Paragraph(f"Next: `perfmodel explain` says what a step takes, {further}. {MORE}, --out DIR."),
     ]
     title = f"{scenario.name}: {headline(scenario)}, {result.clock}"
     return Document(title, blocks, f"{describe_traffic(scenario.traffic)}, seed {scenario.seed}", result.clock)

@@ -277,6 +277,8 @@ def whatif_brief(result: WhatIfResult) -> Document:
     answers, sentences = result.answers, whatif_sentences(result, counts=False)
     left = f" {len(sentences) - _MAX_SENTENCES} more sentences." if len(sentences) > _MAX_SENTENCES else ""
     metrics = [study_metric(name) for name in answers.question.base.metrics[:_MAX_METRICS]]
+    has_plan = answers.scenario.traffic.beam_width == 1
+    further = "`plan` says which deployment serves it" if has_plan else "`explain` says what a step takes"
     tables = list(_values_tables(answers, metrics))[:_MAX_TABLES]
     blocks: list[Block] = [
         *_ends(answers, metrics),
@@ -284,7 +286,7 @@ def whatif_brief(result: WhatIfResult) -> Document:
         Sentences(sentences[:_MAX_SENTENCES]),
         *trust_line(trust_of(answers.scenario)),
         *few_notes(_notes(result)),
-        Paragraph(f"Next: `plan` says which deployment serves it. {MORE}, --report FILE.{left}"),
+        Paragraph(f"Next: {further}. {MORE}, --report FILE.{left}"),
     ]
     return Document(f"What if: {answers.scenario.name}", blocks, headline_with_slo(answers.scenario), "what if")
 

@@ -145,21 +145,24 @@ def transfer_cost(source: Scenario, target: Scenario, source_link: Link, target_
     )
 
 
-_MAX_CARD_SHARE = 4 / 7 + 1 / 2  # of slices on one card (`HardwareSpec.share_of_card`): 4g and 3g
-
-
 def pcie_of_slices(scenario: Scenario) -> tuple[int, float] | None:
-    """The fewest cards that the scenario's slices of GPUs fill, and the PCIe bandwidth of these in bytes/s, one way;
-    None where other devices or links are used. Slices have no peer access, nor CUDA IPC across instances (NVIDIA MIG
-    user guide, application considerations): what they exchange goes through the host, over the PCIe of their card."""
+    """Cards that the scenario's slices of GPUs fill, largest first, and the PCIe bandwidth of these in bytes/s, one
+    way; None where other devices or links are used. Slices have no peer access, nor CUDA IPC across instances (NVIDIA
+    MIG user guide, application considerations): what they exchange goes through the host, over their card's PCIe."""
     spec = scenario.cluster.kv_transfer
     pools = [pool for pool in scenario.pools if pool.role in ("prefill", "decode")]
     devices = [(pool.most_replicas, pool.hardware or scenario.hardware) for pool in pools]
     if spec.shared or any(not device.is_slice or spec.link_of(device).name != "pcie" for _, device in devices):
         return None
-    share = sum(count * device.share_of_card for count, device in devices)
-    cards = ceil(share / _MAX_CARD_SHARE - 1e-9)
-    return cards, cards * min(spec.link_of(device).bandwidth_bytes_per_s for _, device in devices)
+    cards: list[tuple[str, int, int]] = []  # with their compute and memory slices that are left
+    slices = [(*device.slices_of_card, device.card) for count, device in devices for _ in range(count)]
+    for compute, memory, name in sorted(slices, reverse=True):
+        fitting = (card for card in cards if card[0] == name and card[1] >= compute and card[2] >= memory)
+        card = next(fitting, (name, 7, 8))
+        if card in cards:
+            cards.remove(card)
+        cards.append((name, card[1] - compute, card[2] - memory))
+    return len(cards), len(cards) * min(spec.link_of(device).bandwidth_bytes_per_s for _, device in devices)
 
 
 class KvTransfers:

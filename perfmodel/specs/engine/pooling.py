@@ -74,8 +74,13 @@ def answer_conflicts(traffic: Traffic, model: ModelSpec, pools: Sequence[PoolSpe
     name, is_text = model.name, model.pooling is None
     if is_text and traffic.trace is None and traffic.output_tokens is None:
         yield ("traffic",), "needs output_tokens, or a trace"
-    if any((pool.model or model).pooling != model.pooling for pool in pools):
-        yield ("cluster", "pools"), f"got {name} beside models that answer otherwise; simulate text and vectors apart"
+    for other in (pool.model for pool in pools if pool.model is not None and pool.model.pooling != model.pooling):
+        beside = other.name if other.name != name else "the same model"
+        yield (
+            ("cluster", "pools"),
+            f"got {name} beside {beside} with another kind of answer, and a server gives one: simulate text and "
+            f"vectors as two scenarios, each on GPUs, or MIG slices of one, of its own",
+        )
     if is_text:
         return
     of_text = {

@@ -177,3 +177,34 @@ def test_a_closed_stream_ends_no_run(closed, tmp_path):
     assert (tmp_path / "here" / "result.json").is_file()
     if closed == ">&-":
         assert done.stderr.strip().splitlines()[0] == "stdout is closed: nothing is printed there."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--nosuch", "No such option: --nosuch (`perfmodel -h`"),
+        ("simulat x", "No such command 'simulat'. Did you mean 'simulate'? (`perfmodel -h`"),
+        ("models lst", "No such command 'lst'. Did you mean 'list'? (`perfmodel models -h`"),
+        ("schema nosuch", "Invalid value for 'KIND': 'nosuch' is not one of 'scenario'"),
+        ("compare a.json", "Missing argument 'B' (`perfmodel compare -h`"),
+        ("explain llama-3.1-8b-a100 --batch 0", "got 0; expected a number of at least 1 (`perfmodel explain -h`"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence(arguments, sentence):
+    """It was a box of five lines below the usage, alone among all mistakes."""
+    done = CliRunner().invoke(app, arguments.split())
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_plan_is_not_worked_out_for_a_folder_that_is_a_file(tmp_path, monkeypatch):
+    """It was simulated for minutes first."""
+    file = tmp_path / "plan.txt"
+    file.write_text("kept", encoding="utf-8")
+    monkeypatch.setattr("perfmodel.planning.search.make_plan", None)
+    done = CliRunner().invoke(app, ["plan", SCENARIO, "--export", str(file)])
+    assert done.exit_code == 2
+    assert "is a file; expected a folder" in done.stderr

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 import typer
 
 from perfmodel.cli.terminal import handle_errors, print_json, progress_line, progress_lines, say
-from perfmodel.commands.runs import warn_when_long
+from perfmodel.commands.request import Console, Pace
+from perfmodel.commands.runs import SimulateRequest, warn_when_long
 from perfmodel.errors import SpecError
 from perfmodel.renderable import to_jsonable
 
@@ -43,12 +45,16 @@ def test_input_errors_are_one_line(capsys):
 
 def test_the_time_left_is_proportional_to_the_progress():
     """A quarter in 10 s leaves 30 s; before any progress no remaining time is shown."""
-    assert progress_line("simulating", 25, 100, 10.0) == "simulating: 25 of 100, about 30 s left"
-    assert progress_line("simulating", 1000, 1000, 10.0) == "simulating: 1,000 of 1,000, about 0 s left"
+    assert progress_line("simulating", 25, 100, 10.0, Pace((0, 0.0))) == "simulating: 25 of 100, about 30 s left"
+    assert progress_line("simulating", 1000, 1000, 10.0, Pace()) == "simulating: 1,000 of 1,000, about 0 s left"
     # Of a burst nothing is answered for 16 s, then a quarter a second.
-    assert progress_line("simulating", 1, 100, 16.0, first=(1, 16.0)) == "simulating: 1 of 100, 16 s so far"
-    assert progress_line("simulating", 51, 100, 18.0, first=(1, 16.0)) == "simulating: 51 of 100, about 1.96 s left"
-    assert progress_line("screening", 0, None, 20.0) == "screening: 20 s so far"
+    pace = Pace()
+    assert progress_line("simulating", 1, 100, 16.0, pace) == "simulating: 1 of 100, 16 s so far"
+    assert progress_line("simulating", 51, 100, 18.0, pace) == "simulating: 51 of 100, about 1.96 s left"
+    # A stage that counts anew has a pace of its own.
+    assert progress_line("simulating", 2, 10, 20.0, pace) == "simulating: 2 of 10, 20 s so far"
+    assert progress_line("simulating", 6, 10, 22.0, pace) == "simulating: 6 of 10, about 2 s left"
+    assert progress_line("screening", 0, None, 20.0, Pace()) == "screening: 20 s so far"
 
 
 def test_long_work_reports_its_progress_in_a_pipe(capsys):
@@ -99,6 +105,27 @@ def test_interrupting_keeps_the_finished_records(tmp_path):
     requests = read_requests(records)
     assert len(requests) > 100
     assert (requests.finished_s > requests.arrival_s).all()
+
+
+@pytest.mark.parametrize("more", [(), ("cluster.autoscaling={target: 8, max_replicas: 2}",)])
+def test_intervals_are_a_stage_of_their_own(more):
+    """Eight draws, two more of whole runs where replicas come and go; the bar of the run ends before theirs begins."""
+    shown = []
+
+    @contextmanager
+    def watch(stage):
+        shown.append(f"begin {stage}")
+        yield lambda done, total: shown.append((stage, done, total))
+        shown.append(f"end {stage}")
+
+    overrides = ("traffic.num_requests=300", "traffic.output_tokens={distribution: fixed, value: 20}", *more)
+    SimulateRequest("llama-3.1-8b-a100", overrides=overrides).answer(Console(watch))
+    assert [line for line in shown if isinstance(line, str)] == [
+        *("begin simulating", "end simulating", "begin computing intervals", "end computing intervals"),
+    ]
+    count = 10 if more else 8
+    draws = [line[1:] for line in shown if line[0] == "computing intervals"]
+    assert draws == [(done, count) for done in range(count + 1)]
 
 
 @pytest.mark.parametrize(

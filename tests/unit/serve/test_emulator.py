@@ -16,7 +16,8 @@ from perfmodel.sim import Workload, simulate
 from perfmodel.specs import load_scenario
 
 SMALL = ("traffic.num_requests=40", "traffic.arrivals.rate=20")
-FFN = "{enable_expert_parallel: true, data_parallel_size: 2, afd_config: {num_ffn_servers: 1}}"
+FFN = "enable_expert_parallel: true, data_parallel_size: 2, afd_config: {num_ffn_servers: 1}"
+MOE = ("model=qwen3-30b-a3b", "hardware=h100-sxm-80gb", "cluster.kv_transfer.link=infiniband-ndr")
 FLEETS = {
     "one replica": (),
     "two replicas": ("cluster.replicas=2",),
@@ -29,9 +30,10 @@ FLEETS = {
         "cluster.pools=[{name: prefill, role: prefill, replicas: 1}, {name: decode, role: decode, replicas: 1}]",
     ),
     "SGLang": ("engine.profile=sglang",),
-    "feed-forward devices": (
-        *("model=qwen3-30b-a3b", "hardware=h100-sxm-80gb", "cluster.kv_transfer.link=infiniband-ndr"),
-        f"cluster.pools=[{{role: prefill, replicas: 1}}, {{role: decode, replicas: 1, engine: {FFN}}}]",
+    "feed-forward devices": (*MOE[:2], f"engine={{{FFN}}}"),
+    "feed-forward devices that decode, and preempt": (
+        *(*MOE, "traffic.output_tokens={distribution: fixed, value: 200}"),
+        f"cluster.pools=[{{role: prefill}}, {{role: decode, engine: {{{FFN}, num_gpu_blocks_override: 520}}}}]",
     ),
     "LoRA adapters": ("engine={profile: vllm, enable_lora: true, max_loras: 2}", "traffic.adapters={count: 4}"),
 }
@@ -73,7 +75,10 @@ async def replay(scenario, emulator=None, until=10_000.0):
 def test_clients_measure_what_is_simulated(name):
     scenario = load_scenario("llama-3.1-8b-a100", [*SMALL, *FLEETS[name]])
     emulator, clients = run(replay(scenario))
-    simulated = simulate(scenario).requests
+    result = simulate(scenario)
+    simulated, preemptions = result.requests, result.summary["preemptions"]
+    assert sum(engine.loop.scheduler.num_preemptions for engine in emulator.cluster.engines) == preemptions
+    assert preemptions or "preempt" not in name
     assert emulator.num_finished == emulator.num_sent == len(clients) == len(simulated)
     by_number = {int(number): i for i, number in enumerate(simulated.request_id)}
     for request, client in clients:
@@ -345,9 +350,3 @@ def test_a_deployment_serves_once_the_last_of_its_pools_has_started():
     pools = ", ".join(f"{{share: 0.5, {scaling.format(seconds)}}}" for seconds in (10, 40))
     emulator = Emulator(load_scenario("llama-3.1-8b-a100", [f"cluster.pools=[{pools}]"]))
     assert emulator.cold_start_s() == 40
-
-
-def test_feed_forward_devices_do_not_read_prompts():
-    """A server of them listened, and died of its first request."""
-    with pytest.raises(SpecError, match=r"got engine\.afd_config where prompts are read; give it to a decode pool"):
-        Emulator(load_scenario("qwen3-30b-a3b-h100", [f"engine={FFN}"]))

@@ -34,6 +34,14 @@ THREE = "{distribution: fixed, value: 3}"
             f"cluster.pools=[{{{HALF}, kv_cache_dtype: fp8}}}}, {{{HALF}}}}}]",
             "got pools that share the store far and differ in it, in their model, its formats",
         ),
+        (
+            "cluster.pools=[{share: 0.5}, {share: 0.5, model: bge-m3}]",
+            "got llama-3.1-8b beside bge-m3 with another kind of answer, and a server gives one: simulate text",
+        ),
+        (
+            "cluster.pools=[{share: 0.5}, {share: 0.5, engine: {runner: pooling, convert: embed}}]",
+            "beside the same model with another kind of answer",
+        ),
     ],
 )
 def test_it_is_refused(tmp_path, change, sentence):

@@ -6,6 +6,7 @@ from perfmodel import load_scenario, simulate
 from perfmodel.cost import plan_memory, step_costs
 from perfmodel.errors import DoesNotFitError, SpecError
 from perfmodel.ops.work import BatchShape, decode_shape
+from perfmodel.sim.fleet.kv_transfer import pcie_of_slices
 from perfmodel.specs import load_hardware
 from perfmodel.specs.scenario import price_in_use, price_lines
 
@@ -122,3 +123,24 @@ def test_slices_of_a_card_share_its_pcie_when_kv_moves():
     assert "PCIe of 1 card: at most 0.1 GB/s one way" in notes
     assert "PCIe of 2 cards: at most 0.2 GB/s" in transfers(1, (7, 7))[1]
     assert "PCIe" not in transfers(1, (3, 4), "cluster.kv_transfer.shared=true")[1]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "cards"),
+    [
+        ("3 2g.20gb", "4 2g.20gb", 3),  # three to a card: a fourth has no compute slices
+        ("1 4g.40gb", "2 4g.40gb", 3),  # one to a card
+        ("1 4g.40gb", "1 3g.40gb", 1),
+        ("1 3g.40gb", "4 1g.10gb", 1),  # 3 + 4 of seven, 4 + 4 of eight
+        ("1 3g.40gb", "5 1g.10gb", 2),
+        ("2 1g.20gb", "3 1g.20gb", 2),  # four to a card, by memory
+    ],
+)
+def test_slices_are_packed_on_cards_by_compute_and_memory(prefill, decode, cards):
+    """Seven compute and eight memory slices a card (NVIDIA MIG user guide); shares of them added up are too few."""
+    sides = (("prefill", *prefill.split()), ("decode", *decode.split()))
+    pools = ", ".join(f"{{role: {role}, replicas: {number}, hardware: 'h100:{part}'}}" for role, number, part in sides)
+    changes = ["model=llama-3.2-1b", "engine.max_model_len=4096", f"cluster.pools=[{pools}]"]
+    found = pcie_of_slices(load_scenario("llama-3.1-8b-a100", changes))
+    assert found is not None
+    assert found[0] == cards

@@ -11,6 +11,7 @@ from perfmodel.planning.search import make_plan
 from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.report.views.plan import plan_json, plan_view
+from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 
 BASE = "llama-3.1-8b-a100"
@@ -128,6 +129,19 @@ def test_runs_that_end_before_a_queue_grows_are_named(tmp_path: Path) -> None:
     plan = make_plan(BASE, ("hardware=h100", talk, small), tmp_path / "points.sqlite", workers=1)
     assert isinstance(plan, PlanResult)
     assert any("end before a queue grows; raise plan.num_requests" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("slo", ["{ttft_ms: 60000}", "{tpot_ms: 200}", "{ttft_p90_ms: 60000}"])
+def test_a_rate_at_which_the_queue_grows_is_no_answer(tmp_path: Path, slo: str) -> None:
+    """400 requests end within a minute of waiting, or nobody minds: 3.7 billion requests/s were an answer, by one GPU.
+    Rates end a tenth above the throughput of a server that always has a queue, the same requests all at once."""
+    small = "plan={finalists: 1, seeds: 1, num_requests: 400, space: {tensor_parallel_size: [1], max_num_seqs: [64]}}"
+    plan = make_plan(BASE, (*SHORT, f"slo={slo}", "traffic.arrivals.rate=2", small), tmp_path / "s.sqlite", workers=1)
+    assert isinstance(plan, PlanResult)
+    assert plan.winner is not None
+    burst = ("engine.max_num_seqs=64", "traffic.arrivals={process: burst}", "traffic.num_requests=400")
+    sustained = simulate(load_scenario(BASE, (*SHORT, *burst))).summary["request_throughput"]
+    assert plan.winner.rate == pytest.approx(sustained, rel=0.25)
 
 
 def test_the_scenarios_own_stages_are_among_the_candidates() -> None:

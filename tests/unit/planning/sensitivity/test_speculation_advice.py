@@ -94,6 +94,8 @@ def test_refusals() -> None:
         ask_speculation(closed_loop(8, "engine.pipeline_parallel_size=2"))
     with pytest.raises(SpecError, match="has no acceptance"):
         ask_speculation(closed_loop(8, f"{DRAFTS}={{method: ngram, num_speculative_tokens: 2}}"))
+    with pytest.raises(SpecError, match="returns no text, of which tokens could be drafted"):
+        ask_speculation(load_scenario("arctic-embed-m-h200"))
 
 
 def test_the_command() -> None:

@@ -12,7 +12,9 @@ from perfmodel.planning.points import evaluate
 from perfmodel.planning.typical_step import estimate_choice
 from perfmodel.planning.whatif import ask_whatif, payoffs
 from perfmodel.report.pages import pictures_of
-from perfmodel.report.views.whatif import whatif_sentences, whatif_view
+from perfmodel.report.terminal import render_text
+from perfmodel.report.views.whatif import whatif_brief, whatif_sentences, whatif_view
+from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 
 NAME = "llama-3.1-8b-a100"
@@ -171,3 +173,38 @@ def test_what_bounds_a_step_of_vectors_is_said_of_its_prompts():
     assert (found.step.prefill, found.step.prompts, found.step.batch) == (512, 16, 0)
     assert found.step_bound == own.estimate.bound
     assert found.largest_batch == 0
+
+
+SHORT_BEAMS = ("traffic.num_requests=20", "traffic.output_tokens.value=32")
+
+
+@pytest.mark.parametrize(("name", "overrides"), [("llama-3-8b-h100-beams", SHORT_BEAMS), ("arctic-embed-m-h200", FEW)])
+def test_answers_that_come_whole_are_varied_by_metrics_that_they_have(name, overrides):
+    """No TPOT and, of vectors, no output tokens: columns of them would be empty."""
+    vary = ["overheads.host=0.5x,2x", f"hardware={load_scenario(name).hardware.name},b200-sxm"]
+    found = ask_whatif(name, vary, overrides, workers=1)
+    assert len(found.answers.base.values) >= 3
+    assert None not in found.answers.base.values.values()
+
+
+def test_the_typical_step_of_beams_is_as_large_as_a_runs():
+    """Requests are one for an answer's first token and four for each later one; a run's steps share them out."""
+    scenario = load_scenario("llama-3-8b-h100-beams", SHORT_BEAMS)
+    choice = estimate_choice(scenario)
+    per_step = 20 * (1 + 4 * 31) / simulate(scenario).summary["num_steps"]
+    assert len(choice.shape.prefills) == pytest.approx(per_step, rel=0.25)
+    assert choice.shape.prefills[0] == (8, 256 + 16 - 8)  # half a block of a prompt and half an answer
+    slow = estimate_choice(load_scenario("llama-3-8b-h100-beams", (*SHORT_BEAMS, "overheads.host=8")))
+    assert len(slow.shape.prefills) < len(choice.shape.prefills)
+
+
+def test_beams_of_few_answers_are_few_a_step():
+    """Four beams of one answer: the first has a step of its own, so two steps of two on average."""
+    one = estimate_choice(load_scenario("llama-3-8b-h100-beams", (*SHORT_BEAMS[1:], "traffic.num_requests=1")))
+    assert len(one.shape.prefills) == 2
+
+
+def test_beams_are_not_sent_on_to_plans():
+    """`plan` refuses them."""
+    found = ask_whatif("llama-3-8b-h100-beams", ["overheads.host=0.5x,2x"], SHORT_BEAMS, workers=1)
+    assert "`plan`" not in render_text(whatif_brief(found))
