@@ -9,14 +9,14 @@ where that is the row's, else in the row's formats; where it refuses, in the oth
 
 replay: those of these servers that can be stated to the offline replay of Dynamo 1.2, a discrete-event simulation
 whose steps AIConfigurator 0.10 prices, beside the closed form of that release. Dynamo's simulation became AISimulate
-(ai-dynamo/aisimulate docs/migration-history.md @8ec38fe), whose own wheels are on its maker's index alone.
+(migration-history.md of ai-dynamo/aisimulate @8ec38fe), whose own wheels are on its maker's index alone.
 
 open-loop: runs of vLLM under open-loop load (FOLDER/serving/vllm_runs.json; they may not be copied here), priced by
 BLIS's law of a step.
 
 Peers run in environments of their own under build/peers, made on first use (two of 0.9 GB), which keep their answers.
 Ours are as shipped, which is partly fitted to these rows, and by a fit without the row's cell (model, version, device,
-format) or, under open-loop load, without its model."""
+format) or, under open-loop load, without its model; beside the replay, as shipped alone."""
 
 __all__ = ["main"]
 
@@ -89,16 +89,16 @@ def _compared(
 
 
 def _line(name: str, rows: Sequence[Compared]) -> str:
-    """The last cell: how often ours, left out, is nearer than the first column, the peer's."""
+    """The last cell: how often the first of our columns is nearer than the first column, the peer's."""
     columns = list(rows[0].predicted)
     measured = np.array([row.measured for row in rows])
     errors = {column: np.abs([row.predicted[column] for row in rows] / measured - 1) for column in columns}
-    left_out = next(column for column in columns if column in (_CELL_LEFT_OUT, _MODEL_LEFT_OUT))
+    ours = next(column for column in columns if column.startswith("ours"))
     cells = [name, f"{len(rows)}"]
     for column in columns:
         median, most = np.median(errors[column]), np.quantile(errors[column], 0.9)
         cells.append(f"{median:.0%}" if column == _TRIVIAL else f"{median:.1%} / {most:.0%}")
-    return f"| {' | '.join([*cells, f'{np.mean(errors[left_out] < errors[columns[0]]):.0%}'])} |"
+    return f"| {' | '.join([*cells, f'{np.mean(errors[ours] < errors[columns[0]]):.0%}'])} |"
 
 
 def _tables(metrics: Mapping[str, str], compared: Sequence[Compared]) -> Iterator[str]:
@@ -112,7 +112,8 @@ def _tables(metrics: Mapping[str, str], compared: Sequence[Compared]) -> Iterato
             for group in row.groups:
                 groups[group].append(row)
         columns = list(everyone[0].predicted)
-        yield f"\n## {title}\n\n| servers | rows | {' | '.join(columns)} | left-out ours nearer |"
+        nearer = f"{'left-out' if columns[-3].startswith('ours') else 'shipped'} ours nearer"
+        yield f"\n## {title}\n\n| servers | rows | {' | '.join(columns)} | {nearer} |"
         yield "|---|" + (len(columns) + 2) * "---:|"
         yield _line("all", everyone)
         yield from (_line(name, members) for name, members in sorted(groups.items()))
@@ -124,35 +125,33 @@ class _Steady:
     def __init__(self, each: int) -> None:
         rows = [r for r in steady.read_table(_MEASURED) if r["mtp_unlabelled"] == "False" and r["lengths"] != "unknown"]
         self.rows = sorted(rows, key=lambda row: (row["backend"], row["system"], row["id"]))[::each]
-        self._ours: tuple[Figures, dict[str, Figures]] | None = None
-
-    @property
-    def ours(self) -> tuple[Figures, dict[str, Figures]]:
-        """(measured, our columns)"""
-        if self._ours is None:
-            report = validate_left_out("steady-state", _MEASURED, "cell")
-            stored = [row for row in steady.read_table(_STORE) if row["set"] == "servers at a fixed concurrency"]
-            shipped, trivial = (
-                {(row["metric"], row["row"]): float(row[name]) for row in stored} for name in ("predicted", "trivial")
-            )
-            columns = {_CELL_LEFT_OUT: _figures(report, "predicted"), _SHIPPED: shipped, _TRIVIAL: trivial}
-            self._ours = _figures(report, "measured"), columns
-        return self._ours
+        stored = [row for row in steady.read_table(_STORE) if row["set"] == "servers at a fixed concurrency"]
+        self._columns: dict[str, Figures] = {
+            name: {(row["metric"], row["row"]): float(row[field]) for row in stored}
+            for name, field in ((_SHIPPED, "predicted"), (_TRIVIAL, "trivial"))
+        }
 
     def compared(
-        self, rows: Sequence[steady.Row], answers: Sequence[list[float] | str], columns: Sequence[str]
+        self,
+        rows: Sequence[steady.Row],
+        answers: Sequence[list[float] | str],
+        columns: Sequence[str],
+        left_out: Figures | None = None,
     ) -> list[Compared]:
-        """`answers` have TTFT and TPOT of each of `columns`, one after another."""
-        groups = {
-            row["id"]: (f"{row['backend']}, {row['system'].removesuffix('_sxm').upper()}",)
-            for row, answer in zip(rows, answers, strict=True)
-            if not isinstance(answer, str)
-        }
-        figures = defaultdict[str, dict[tuple[str, str], float]](dict)
+        """`answers` have TTFT and TPOT of each of `columns`, one after another; left_out: ours, without the cell."""
+        groups = dict[str, tuple[str, ...]]()
+        measured = dict[tuple[str, str], float]()
+        figures: dict[str, dict[tuple[str, str], float]] = {column: {} for column in columns}
         for row, answer in zip(rows, answers, strict=True):
-            for place, value in enumerate(() if isinstance(answer, str) else answer):
-                figures[columns[place // 2]][list(_STEADY_METRICS)[place % 2], row["id"]] = value
-        measured, ours = self.ours
+            if isinstance(answer, str):
+                continue
+            groups[row["id"]] = (f"{row['backend']}, {row['system'].removesuffix('_sxm').upper()}",)
+            for place, metric in enumerate(_STEADY_METRICS):
+                key = metric, row["id"]
+                measured[key] = float(row[metric.replace("mean", "ms")])
+                for column, value in zip(columns, answer[place::2], strict=True):
+                    figures[column][key] = value
+        ours = {**({} if left_out is None else {_CELL_LEFT_OUT: left_out}), **self._columns}
         return list(_compared(_STEADY_METRICS, groups, measured, {**figures, **ours}))
 
 
@@ -164,7 +163,8 @@ def _refused(answers: Sequence[list[float] | str]) -> str:
 
 def _steady_report(servers: _Steady, each: int) -> str:
     answers = steady.estimates(servers.rows)
-    compared = servers.compared(servers.rows, answers, ["AIConfigurator"])
+    left_out = _figures(validate_left_out("steady-state", _MEASURED, "cell"), "predicted")
+    compared = servers.compared(servers.rows, answers, ["AIConfigurator"], left_out)
     lines = [
         "# AIConfigurator and we, on the same measured servers\n",
         f"`python benchmarks/peers --each {each}`: AIConfigurator {steady.AICONFIGURATOR.version} {_refused(answers)}; "
@@ -176,13 +176,18 @@ def _steady_report(servers: _Steady, each: int) -> str:
 def _replay_report(servers: _Steady, each: int) -> str:
     rows = [row for row in servers.rows if steady.is_replayed(row)]
     answers = steady.replays(rows)
-    compared = servers.compared(rows, answers, ["replay", "its closed form"])
+    both = [
+        later if isinstance(later, str) else answer if isinstance(answer, str) else answer + later
+        for answer, later in zip(answers, steady.estimates(rows), strict=True)
+    ]
+    compared = servers.compared(rows, both, ["replay", "its closed form", "AIConfigurator"])
     lines = [
         "# A simulation with AIConfigurator's kernels, and we, on the same measured servers\n",
         f"`python benchmarks/peers --each {each} --only replay`: the offline replay of Dynamo {steady.REPLAY.version} "
-        f"{_refused(answers)} that can be stated to it: under vLLM and SGLang, in the checkpoint's format, with "
-        f"answers of up to {steady.MAX_REPLAYED_ANSWER} tokens. Its steps are priced by AIConfigurator 0.10, whose "
-        f"closed form has a column of its own. Errors: median / nine in ten below.",
+        f"{_refused(answers)} that can be stated to it: under vLLM, in the checkpoint's format, with answers of up to "
+        f"{steady.MAX_REPLAYED_ANSWER} tokens. AIConfigurator 0.10 prices its steps, whose closed form has a column of "
+        f"its own, as has that of {steady.AICONFIGURATOR.version}. Ours, as shipped, is partly fitted to these rows. "
+        f"Errors: median / nine in ten below.",
     ]
     return "\n".join([*lines, *_tables(_STEADY_METRICS, compared)]) + "\n"
 

@@ -3,8 +3,9 @@
 BLIS (inference-sim/inference-sim, Apache-2.0) is a discrete-event simulator in Go. Stated here is the step time of its
 default, `trained-physics`, from sim/latency/trained_physics_model.go @0e28870, with the coefficients that it ships
 (inference-sim/blis-registry coefficients/trained-physics.yaml @103e5de) and its figures of devices
-(docs/guide/latency-models.md). Requests, prefix cache and batches are of our scheduler, which plans no step ahead here:
-BLIS does not, either. Two coefficients are zero there, of a decode's FLOPs and of a prompt's KV cache, and left out."""
+(its guide's latency-models.md). Requests, prefix cache and batches are of our scheduler, which plans no step ahead
+here: BLIS does not, either. Two coefficients are zero there, of a decode's FLOPs and of a prompt's KV cache, and left
+out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ _DENSE_WIDTHS = {"llama-4-scout-fp8": 16384}  # BLIS takes every other layer for
 _PROMPT_COMPUTE, _DECODE_KV, _WEIGHTS, _ALL_REDUCE = 0.152128, 1.94710771, 1.36252915, 0.752037
 _LAYER_US, _REQUEST_US, _STEP_US, _EXPERT_LAYER_US = 32.09546717, 4.41684444, 126.024825, 481.8613888
 _IN_US, _END_US, _TOKEN_US = 15563.199579, 777.3455, 45.907545  # of a request, and of each token that it gets
-# Models of the 15 runs that the coefficients were fitted to (training/docs/generalization-validation-protocol.md
+# Models of the 15 runs that the coefficients were fitted to (generalization-validation-protocol.md
 # @8ed0229), of which Qwen2.5-7B and Yi-34B are not among ours.
 FITTED_MODELS = frozenset({"llama-2-7b", "llama-3.1-70b", "llama-4-scout-fp8", "mistral-nemo"})
 
