@@ -15,7 +15,7 @@ from perfmodel.cost import EngineProfile, ServerFit, StepCosts
 from perfmodel.cost.steps.tables import Usage
 from perfmodel.evidence.observation import Observation
 from perfmodel.evidence.predict.recorded import requests_of, stage_latencies
-from perfmodel.models.architecture import MoEFFN
+from perfmodel.models.architecture import Attention, MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim import simulate
@@ -57,6 +57,8 @@ class LawOfStep:
         if model.quantization.weights == "fp8":
             flops_per_us, weight_bytes = fp8_flops_per_us or flops_per_us, 1.0
         layer = model.layers[0][0]
+        assert isinstance(layer.mixer, Attention)
+        assert layer.ffn is not None
         num_layers, width = sum(count for _, count in model.layers), model.hidden_size
         num_heads = layer.mixer.num_heads
         head = width // num_heads
