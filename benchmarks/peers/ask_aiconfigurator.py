@@ -1,7 +1,7 @@
 """Asks AIConfigurator, in its own environment.
 
-On stdin a list of lists: for each deployment the ways to ask for it, arguments of `cli_estimate`. On stdout, for each,
-[TTFT ms, TPOT ms] of the first that is answered, or why the last is refused."""
+On stdin a list of lists: for each server the ways to ask for it, arguments of `cli_estimate`. On stdout a line for
+each: [TTFT ms, TPOT ms] of the first that is answered, or why the last is refused."""
 
 import json
 import logging
@@ -17,20 +17,17 @@ def main() -> None:
     """Ask for each."""
     from aiconfigurator.cli.api import cli_estimate
 
-    answers: list[Any] = []
     output, sys.stdout = sys.stdout, sys.stderr  # it prints
-    for number, ways in enumerate(json.load(sys.stdin), 1):
-        answers.append("")
+    for ways in json.load(sys.stdin):
+        answer: Any = None
         for asked in ways:
             try:
-                answer = cli_estimate(asked.pop("model_path"), asked.pop("system_name"), **asked)
-                answers[-1] = [answer.ttft, answer.tpot]
+                estimate = cli_estimate(asked.pop("model_path"), asked.pop("system_name"), **asked)
+                answer = [estimate.ttft, estimate.tpot]
                 break
             except Exception as error:
-                answers[-1] = f"{type(error).__name__}: {error}"[:200]
-        if number % 20 == 0:
-            print(f"{number} asked", file=sys.stderr, flush=True)
-    json.dump(answers, output)
+                answer = f"{type(error).__name__}: {error}"[:200]
+        print(json.dumps(answer), file=output, flush=True)
 
 
 if __name__ == "__main__":
