@@ -217,7 +217,7 @@ def test_prompts_that_the_indexer_keeps_all_of_are_computed_densely():
         shape = BatchShape(tokens, 1, ((tokens, 0),))
         assert (expand.work(shape).num_kernels > 0) is is_dense
         assert (absorbed.work(shape).num_kernels > 0) is not is_dense
-        assert (attention(graph, ((tokens, 0),)).family == "attention_prefill") is is_dense
+        assert (attention(graph, ((tokens, 0),)).family == "latent_prefill") is is_dense
 
 
 @pytest.mark.parametrize(("device", "published"), [("h100-sxm-80gb", 640e12), ("b200-sxm", 1450e12)])

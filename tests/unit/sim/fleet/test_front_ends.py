@@ -100,6 +100,18 @@ def test_engines_say_how_they_choose(profile: str, version: str, role: str, by: 
     assert engine.described.facts.ranks_by.get(role) == by
 
 
+def test_a_pool_chooses_ranks_as_its_role_has_it() -> None:
+    """SGLang 0.5.8: ranks of decode workers take turns, those of prefill workers do not."""
+    settings = ["engine.profile=sglang", "engine.version=0.5.8", "cluster.pools=[{role: prefill}, {role: decode}]"]
+    scenario = load_scenario("llama-3.1-8b-h100-2048-256", settings)
+    takes_turns = {}
+    for pool in scenario.pools:
+        router = FleetRouter.of("round_robin", [Target(0, num_ranks=4)], scenario, pool)  # type: ignore[list-item]
+        chosen = [router(request).index for request in requests(40)]
+        takes_turns[pool.role] = all(a == b for a, b in pairwise(chosen[::4]))
+    assert takes_turns == {"prefill": False, "decode": True}
+
+
 def test_prefill_replicas_share_the_work_of_texts() -> None:
     """16 prompts of 8,000 tokens at once, 15.6 us a token, one after another in each server: four servers are through
     in a quarter of the time."""
