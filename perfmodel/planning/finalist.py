@@ -61,8 +61,8 @@ class Screened:
     """The screen's result for one group of a candidate (one replica, unless disaggregated).
 
     rate:         requests/s at which the required share meets the SLO; 0 if none
-    binds:        what is missed first above `rate`: ttft, tpot, itl, max_itl, reading, e2el, or what limits the batch:
-                  KV cache, max_num_seqs
+    binds:        what is missed first above `rate`: ttft, tpot, itl, max_itl, reading, e2el; or what limits the batch:
+                  KV cache, max_num_seqs; or where images wait: encoders, image processing
     batch:        mean decoding sequences per engine at `rate`
     origin:       of the step times"""
 

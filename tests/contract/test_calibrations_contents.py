@@ -16,7 +16,7 @@ from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations.backends import BackendFits
 from perfmodel.cost.calibrations.files import _kinds_in
 from perfmodel.cost.calibrations.for_all import ExchangeFits, KernelErrors, RoutingFit, SparseAttentionFits
-from perfmodel.cost.calibrations.host_work import HostWork
+from perfmodel.cost.calibrations.host_work import HostWork, ImageWork
 from perfmodel.cost.calibrations.whole_runs import WholeRunFits
 from perfmodel.cost.kernel_models.overheads import OverheadFits
 from perfmodel.cost.kernel_models.registry import KernelFit
@@ -33,6 +33,7 @@ FILES = sorted(data_dir("calibrations").rglob("*.yaml"))
 KINDS = {
     "acceptance": AcceptanceCatalog,
     "adapters": AdapterFits,
+    "host_images": ImageWork,
     "host_libraries": HostWork,
     "engine": EngineProfile,
     "prior": Calibration,

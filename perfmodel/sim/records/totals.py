@@ -99,7 +99,7 @@ def images_processed(cluster: Cluster, end_tick: int) -> dict[str, Any] | None:
 
 
 def encoder_busy_share(cluster: Cluster, end_tick: int) -> float:
-    """Of the time, what the engines of encode pools have steps in; 0 without."""
+    """Share of the time in which engines of encode pools have steps; 0 without."""
     pools = [pool for pool in cluster.pools if pool.spec.role == "encode"]
     engine_ticks = sum([len(pool.engines) * end_tick for pool in pools])
     return sum([pool.usage().busy_s for pool in pools]) * TICKS_PER_S / engine_ticks if engine_ticks else 0.0
