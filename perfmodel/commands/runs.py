@@ -215,7 +215,7 @@ def simulated(
 ) -> "RunResult":
     """The run of `perfmodel simulate`.
 
-    notes: of the answer, before the run's own
+    scenario, console: as of the request; notes: of the answer, before the run's own
     out:   folder to stream records to; without it no step records are kept"""
     from perfmodel import sim
 
