@@ -188,6 +188,12 @@ def expected_tiles(num_tokens: float, probability: float) -> Values:
     return np.array([above[::t].sum() for t in TILE_ROWS])
 
 
+def uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
+    """Expected load of any rank with ceil(E / ranks) experts: its share of D, and n k E_local / E assignments."""
+    local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
+    return _uniform(local, num_tokens, top_k / ffn.num_experts)
+
+
 @lru_cache(maxsize=256)
 def _largest_of(count: int) -> tuple[float, float]:
     """Mean and mean square of the largest of `count` standard normals, over quantiles of equal weight."""
