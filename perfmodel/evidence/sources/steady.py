@@ -19,7 +19,6 @@ sa-submission-q1-2026) that SemiAnalysisAI/InferenceX names by concurrency (.git
 - Data-parallel attention (more than one rank) comes with whole experts per rank whatever the row says: the export reads
   `ep`, which is 1 where the all-to-all backend sets it itself; cut 32 ways, an expert of DeepSeek-V3 would be 64 wide,
   half a block of its FP8 scales.
-- A point that was recorded twice has the prefill layout of the later one, which is that of its recipe.
 - TensorRT-LLM's decode workers send the first token, so requests above their largest batch wait; see `_max_batch`.
 
 Measured power under such a load, `energy.csv[.gz]`, has a row per deployment and batch limit: task, model,
@@ -91,11 +90,8 @@ def _count(entry: Entry, key: str) -> int:
     return int(float(entry[key]))
 
 
-def _disaggregated(
-    entry: Entry, hardware: HardwareSpec, siblings: Sequence[Entry], again: Sequence[Entry]
-) -> ClusterSpec:
-    """The workers of a row; siblings: its sweep's rows, itself included, which share servers; again: those of the same
-    point, itself included, of which the last one recorded has the recipe's prefill layout"""
+def _disaggregated(entry: Entry, hardware: HardwareSpec, siblings: Sequence[Entry]) -> ClusterSpec:
+    """The workers of a row; siblings: its sweep's rows, itself included, which share servers"""
     inputs, outputs = _count(entry, "isl"), _count(entry, "osl")
     is_trtllm, has_rack = entry["backend"] == "trtllm", hardware.declared.max_devices > 8
     shared = {
@@ -108,19 +104,18 @@ def _disaggregated(
     }
     prompts, budget = _prefill_limits(entry, inputs) if is_trtllm else (_MAX_PROMPTS, _SGLANG_CHUNK)
     batch = _max_batch(entry, siblings) if is_trtllm else _MAX_SEQS
-    layout = max(again, key=lambda item: int(item["id"].rpartition("cfg")[2])) if len(again) > 1 else entry
     prefill = {"max_num_seqs": prompts, "max_num_batched_tokens": budget, "api_server_count": _TOKENIZERS}
     decode = {"max_num_seqs": batch, "max_num_batched_tokens": max(batch, 64)}
     pools = []
-    for role, limits, own in (("prefill", prefill, layout), ("decode", decode, entry)):
-        devices, ranks = _count(own, f"{role}_tp_size"), _count(own, f"{role}_attention_dp_size")
+    for role, limits in (("prefill", prefill), ("decode", decode)):
+        devices, ranks = _count(entry, f"{role}_tp_size"), _count(entry, f"{role}_attention_dp_size")
         if _is_low_latency(entry):
             devices, ranks = devices * ranks, 1
         shape = {
             "tensor_parallel_size": devices,
-            "pipeline_parallel_size": _count(own, f"{role}_pp_size"),
+            "pipeline_parallel_size": _count(entry, f"{role}_pp_size"),
             "data_parallel_size": ranks,
-            "enable_expert_parallel": _count(own, f"{role}_moe_ep_size") > 1 or ranks > 1,
+            "enable_expert_parallel": _count(entry, f"{role}_moe_ep_size") > 1 or ranks > 1,
             "poll_every": _RECEIVE_INTERVAL if not is_trtllm and ranks == 1 and has_rack else 1,
         }
         engine = EngineSpec.model_validate(shared | limits | shape)
@@ -161,8 +156,6 @@ def _max_batch(entry: Entry, siblings: Sequence[Entry]) -> int:
     concurrency, is_alike = _count(entry, "concurrency"), _count(entry, "decode_attention_dp_size") > 1
     if entry["system"].startswith("h200") or (is_fp8 and not on_grace and _count(entry, "isl") > 1024):
         return concurrency if is_alike else max(concurrency // _count(entry, "decode_num_workers"), 1)
-    if (entry["system"], entry["precision"], concurrency) == ("gb200", "fp8", 6):  # ctx1_gen3_tep8_batch1_eplb0_mtp0_6
-        return 1
     is_alone = on_grace and (is_fp8 or _count(entry, "osl") > 1024)
     most = max(
         _count(item, "concurrency") / (_count(item, "decode_num_workers") * _count(item, "decode_attention_dp_size"))
@@ -184,23 +177,13 @@ def read_steady_states(path: str | Path) -> tuple[list[Observation], Reasons]:
         """Key of a sweep: the deployment at the end of the row's name, and lengths."""
         return (entry.get("id") or "").rpartition("_")[2], entry.get("isl"), entry.get("osl")
 
-    def point(entry: Entry) -> tuple[str | None, ...]:
-        """Key of a measured point: all that says nothing of prefill layouts."""
-        shape = (value for key, value in entry.items() if key.startswith("decode_") or key == "prefill_num_workers")
-        return *(entry.get(key) for key in ("backend", "backend_version", "system", "precision", "concurrency")), *shape
-
     sweeps: defaultdict[tuple[str | None, ...], list[Entry]] = defaultdict(list)
-    points: defaultdict[tuple[str | None, ...], list[Entry]] = defaultdict(list)
     for entry in entries:
         sweeps[sweep(entry)].append(entry)
-        points[*sweep(entry)[1:], *point(entry)].append(entry)
-    return described(
-        named(entries),
-        lambda name, entry: _row(name, entry, sweeps[sweep(entry)], points[*sweep(entry)[1:], *point(entry)]),
-    )
+    return described(named(entries), lambda name, entry: _row(name, entry, sweeps[sweep(entry)]))
 
 
-def _row(name: str, entry: Entry, siblings: Sequence[Entry], again: Sequence[Entry]) -> Observation:
+def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> Observation:
     hardware, model, precision = load_hardware(entry["system"]), load_model(entry["model_path"]), entry["precision"]
     if precision not in _QUANTIZATION:
         raise SpecError(f"precision: got {precision!r}; expected {', '.join(_QUANTIZATION)}.")
@@ -220,7 +203,7 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry], again: Sequence[Ent
     per_slot = _REQUESTS_PER_SLOT // 2 if is_short else _REQUESTS_PER_SLOT
     arrivals, count = Arrivals(process="closed_loop", concurrency=concurrency), per_slot * concurrency
     traffic = Traffic(arrivals=arrivals, num_requests=count, input_tokens=prompts, output_tokens=answers)
-    cluster = _disaggregated(entry, hardware, siblings, again) if is_disaggregated(entry) else None
+    cluster = _disaggregated(entry, hardware, siblings) if is_disaggregated(entry) else None
     engine = _engine(entry, hardware, concurrency, inputs, outputs) if cluster is None else cluster.pools[-1].engine
     shared = {} if cluster is None else {"cluster": cluster}
     scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic, **shared)

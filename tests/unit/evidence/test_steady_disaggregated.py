@@ -78,7 +78,6 @@ def test_links_are_nvlink_in_a_rack_and_a_network_card_between_nodes(tmp_path: P
     ("system", "precision", "lengths", "concurrency", "decode", "batch"),
     [
         ("gb200", "fp4", (1024, 8192), 60, "15 4 1 1 1 4", 4),  # ctx1_gen15_tep4_batch4_eplb0_mtp0
-        ("gb200", "fp8", (8192, 1024), 6, "3 8 1 1 1 8", 1),  # ctx1_gen3_tep8_batch1_eplb0_mtp0_6
         ("gb300", "fp8", (1024, 1024), 24, "4 8 1 1 1 8", 4),  # ctx1_gen4_tep8_batch4_eplb0_mtp0_24
         ("b200_sxm", "fp8", (8192, 1024), 96, "6 8 1 1 1 1", 16),  # ctx1_gen6_tp8_batch16_eplb0_mtp0_96
     ],
@@ -110,20 +109,6 @@ def test_servers_with_room_let_no_request_wait(tmp_path: Path) -> None:
     )
     assert hopper.scenario.pools[1].engine.max_num_seqs >= 144 / 9
     assert blackwell.scenario.pools[1].engine.max_num_seqs == 128
-
-
-def test_a_point_recorded_twice_has_the_later_prefill_layout(tmp_path: Path) -> None:
-    old, new, other = read(
-        tmp_path,
-        row("a_cfg291", 128, "1 1 1 8 1 8", "1 1 1 8 1 8", system="h200_sxm", precision="fp8"),
-        row("b_cfg675", 128, "1 8 1 1 1 8", "1 1 1 8 1 8", system="h200_sxm", precision="fp8"),
-        row("c_cfg700", 64, "1 1 1 8 1 8", "1 1 1 8 1 8", system="h200_sxm", precision="fp8"),
-    )
-    layouts = [
-        (engine.tensor_parallel_size, engine.data_parallel_size)
-        for engine in (state.scenario.pools[0].engine for state in (old, new, other))
-    ]
-    assert layouts == [(8, 1), (8, 1), (1, 8)]
 
 
 def test_low_latency_workers_of_old_images_are_tensor_parallel(tmp_path: Path) -> None:
