@@ -27,9 +27,7 @@ from perfmodel.cli import terminal
 from perfmodel.cli.terminal import progress_lines
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from perfmodel.commands.request import CommandRequest, Flag, Progress
+    from perfmodel.commands.request import CommandRequest, Flag
 
 _UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's copy of it
 
@@ -288,12 +286,7 @@ def _run(request: "CommandRequest", as_json: bool, has_details: bool) -> None:
         from perfmodel.report.pages import check_report_file
 
         check_report_file(report_file)
-    shown = progress_lines if request.is_long and not sys.stderr.isatty() else terminal.progress_bar
-
-    def watch(stage: str) -> "AbstractContextManager[Progress | None]":
-        gc.freeze()  # what is loaded by now stays: nobody need look there for cycles
-        return shown(stage)
-
+    watch = progress_lines if request.is_long and not sys.stderr.isatty() else terminal.progress_bar
     answer = request.answer(Console(watch, terminal.say))
     if answer is None:
         return

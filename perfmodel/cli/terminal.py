@@ -1,6 +1,7 @@
 """What every command shares at its edge: consoles, the one JSON document, progress, errors as one line."""
 
 import functools
+import gc
 import io
 import json
 import os
@@ -181,6 +182,7 @@ def progress_lines(what: str, every_s: float = 10.0) -> Iterator[Progress]:
 @contextmanager
 def progress_bar(what: str) -> Iterator[Progress | None]:
     """A callback `(done, total)` that draws on stderr, or None where no terminal is watching."""
+    gc.freeze()  # what is loaded when long work begins stays: nobody need look there for cycles
     if not sys.stderr.isatty():
         yield None
         return

@@ -235,7 +235,7 @@ def _run_to_folder(
 ) -> Answer:
     """Run, and write files if there is a folder for them; ctrl-C leaves the records written so far.
     predict: compares an executed run with its prediction"""
-    import perfmodel.sim  # noqa: F401 - before the run begins: from then on what is loaded counts as there to stay
+    import perfmodel.sim  # noqa: F401 - from the start of the run on, what is loaded counts as there to stay
 
     folder, closing, comparison = None, tuple[str, ...](), None
     if out is not None:

@@ -62,10 +62,9 @@ class OperatorTimer:
         """Seconds of the FLOPs at the declared peak of the kernels' rate: the fit's, where they multiply in another
         format than `work` says (FP32 on a GPU without fast FP16)."""
         key = (id(fit), work.rate)
-        peak = self._peaks.get(key)
-        if peak is None:
-            peak = self._peaks[key] = self.device.peak(getattr(fit, "rate", None) or work.rate)
-        return work.flops / peak
+        if key not in self._peaks:
+            self._peaks[key] = self.device.peak(getattr(fit, "rate", None) or work.rate)
+        return work.flops / self._peaks[key]
 
     def fit(self, work: Work) -> KernelFit | None:
         """The fit that times `work`; None if another operator's measured time contains it."""

@@ -24,7 +24,7 @@ _OWN = (PACKAGE / "_data", *(PACKAGE.parent / name for name in ("hardware_specs"
 _ALLOWED: ContextVar[tuple[Path, ...] | None] = ContextVar("allowed", default=None)
 # From the root, a user's folder or here, up a folder, a drive, a Windows path; or what only files are called.
 _PATH_LIKE = re.compile(r"[/~]|\.{1,2}([/\\]|$)|.*[/\\]\.\.([/\\]|$)|[A-Za-z]:|.*\\|.*\0", re.DOTALL)
-_SUFFIXES = (".yaml", ".yml", ".json", ".jsonl", ".gguf", ".safetensors", ".csv", ".txt", ".gz", ".xz")
+_SUFFIXES = (".yaml", ".yml", ".json", ".jsonl", ".gguf", ".safetensors", ".csv", ".txt", ".gz")
 _LONGEST = 80  # characters of a refused name
 
 

@@ -58,10 +58,7 @@ def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
 def load_spec(model_class: type[_S], file: pathlib.Path) -> _S:
     """Spec of a YAML file, cached by modification. Raises SpecError as `load_yaml` and `parse` do."""
     refuse_path(file)
-    try:
-        written_at = file.stat().st_mtime_ns
-    except (OSError, ValueError):  # reading reports a missing one
-        written_at = 0
+    written_at = file.stat().st_mtime_ns if file.is_file() else 0  # reading reports a missing one
     return cast(_S, _loaded(model_class, file, written_at))
 
 

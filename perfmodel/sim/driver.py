@@ -180,8 +180,7 @@ def serve(
         client.on_finished(lost.request)
 
     def on_step(replica: EngineRank, record: StepRecord) -> None:
-        if collector.has_steps:
-            collector.add_step(record, replica.index)
+        collector.add_step(record, replica.index)
         gaps = replica.loop.scheduler.irregular_gaps
         while gaps:
             collector.add_gap(*gaps.pop())
@@ -264,6 +263,6 @@ def _intervals_of(
 
 def _serve_drawn(basis_of: BasisOf, one_of: int, scenario: Scenario, scores: Scores | None) -> RequestColumns:
     """Requests of `scenario` under a draw of scores, or without one."""
-    with Collector(keep_steps=False, has_steps=False) as collector:
+    with Collector(keep_steps=False) as collector:
         serve(scenario, Workload(entrance_of(scenario)), basis_of, collector, one_of=one_of, scores=scores)
     return collector.requests()

@@ -247,8 +247,7 @@ def test_the_image_has_what_its_wheel_is_made_of():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     wanted = {
-        *wheel["packages"],
-        *wheel["force-include"],
+        *wheel["only-include"],
         "pyproject.toml",
         project["project"]["readme"],
         "tools/hatch_build.py",

@@ -226,7 +226,7 @@ def test_a_pair_can_be_read_with_and_without_its_technique(name):
 @pytest.mark.parametrize("pattern", ["published_figures_*.json", "techniques_cpu_*.json"])
 def test_newest_report_is_in_the_wheel(pattern):
     newest = max((path.name for path in (ROOT / "reports").glob(pattern)), default=None)
-    assert newest is None or f'"reports/{newest}" =' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert newest is None or f'"reports/{newest}",' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_quotients_come_from_the_report_of_pairs(tmp_path, monkeypatch):

@@ -218,12 +218,9 @@ def _completed(own: Calibration, related: Iterable[tuple[float, Path]], hardware
     H100 tables lack latent attention, vLLM's have it. Files that add nothing are not parsed."""
     for _, file in related:
         measured = {(key.split("/")[0], fit.form) for key, fit in own.families.items()}
-        has_attention = own.has_family(_ATTENTION)
-        missing = {
-            kind
-            for kind in _kinds_in(file, file.stat().st_mtime_ns) - measured
-            if not (has_attention and kind[0] == _MIXED)
-        }
+        missing = _kinds_in(file, file.stat().st_mtime_ns) - measured
+        if has_attention := own.has_family(_ATTENTION):
+            missing = {kind for kind in missing if kind[0] != _MIXED}
         if missing:
             other = _passed_on(file, hardware)
             added = {key: fit for key, fit in other.families.items() if (key.split("/")[0], fit.form) in missing}

@@ -42,7 +42,6 @@ _VECTOR_SHARE = 1 / 16  # of the bf16 rate, where neither a vector nor an fp32 r
 _SMALLEST_L2_BYTES = 4e6
 # Of L2 that one kernel's operands can count on: all are there up to this share, none from twice of it on [assumed].
 CACHED_SHARE = 0.7
-_new = tuple.__new__  # named tuple constructors are Python functions, three times as slow
 
 
 @lru_cache(maxsize=4096)
@@ -159,7 +158,7 @@ class OperatorTime(NamedTuple):
         if overhead is None:
             overhead = max(0.0, duration - max(compute, memory))
         bound = bound_of(compute, memory, communication, overhead)
-        return _new(cls, (duration, compute, memory, communication, overhead, bound, 1.0))
+        return cls(duration, compute, memory, communication, overhead, bound)
 
     def times(self, factor: float) -> "OperatorTime":
         duration, compute, memory, communication, overhead = (factor * seconds for seconds in self[:5])

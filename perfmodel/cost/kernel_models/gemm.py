@@ -14,8 +14,7 @@ own heuristics, which now and then pick a tile 1.5 times slower; two engines tha
 Source of the form: wave quantization as in NVIDIA's "Matrix Multiplication Background" guide; parameters are fitted to
 the GEMM tables of ai-dynamo/aiconfigurator (Apache-2.0)."""
 
-from bisect import bisect_left
-from math import ceil, gcd, inf
+from math import ceil, inf
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -248,38 +247,15 @@ def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, as
     return parts._replace(duration=np.maximum(duration, fit.eager_floor_s * slower))
 
 
-class _Choices:
-    """Splits worth trying for one n, k and format, by what m decides: tiles in a column of them, the rule's line."""
-
-    def __init__(self, sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> None:
-        self._plan, self._fit, self._device = _plan(sizes, fit, device), fit, device
-        self.bandwidth = self._plan.bandwidth
-        self._unit = gcd(*map(int, self._plan.tile_rows))  # tiles have whole multiples of it as rows
-        self._ends = [step.most_rows or inf for step in fit.tile_rule]
-        self._known: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
-
-    def of(self, m: float) -> list[tuple[float, float, float]]:
-        """(compute_s, split_s, partial_s_per_row) of each split that no coarser one beats whatever is loaded."""
-        key = ceil(m / self._unit), bisect_left(self._ends, m)
-        choices = self._known.get(key)
-        if choices is None:
-            plan = self._plan
-            compute = _compute_s(np.array([m], dtype=np.float64), plan, self._fit)[0].tolist()
-            choices = self._known[key] = []
-            for choice in zip(compute, plan.split_s.tolist(), plan.partial_s_per_row[0].tolist(), strict=True):
-                if not choices or choice[0] < choices[-1][0]:
-                    choices.append(choice)
-        return choices
-
-
 def _knee(a: float, b: float, p: float) -> float:
     """`knee_of` two numbers, equal to the last bit: numpy's powers are not those of Python on every CPU."""
     high, low = max(a, b), min(a, b)
     return float(np.power(np.power(low / high, p) + 1.0, 1.0 / p)) * high
 
 
-# (fit, device, sizes) -> choices, found by identity, which the entry's own references keep from being reused.
-_choices: dict[tuple[Any, ...], _Choices] = {}
+# (fit, device, sizes) -> plan, found by identity, which the entry's own references keep from being reused; and splits
+# worth trying, (compute_s, split_s, partial_s_per_row), by the tiles in a column of them.
+_plans: dict[tuple[Any, ...], tuple[TiledGemmFit, DeviceFacts, _Plan, dict[float, list[tuple[float, ...]]]]] = {}
 
 
 def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTime:
@@ -287,16 +263,25 @@ def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTim
     problem = work.problem_as(GemmSize)
     m, n, k, weight_bytes, input_bytes, quantized_bytes, batch = problem
     key = (id(fit), id(device), n, k, batch, work.rate, weight_bytes, input_bytes)
-    choices = _choices.get(key)
-    if choices is None:
-        if len(_choices) >= _MAX_PLANS:
-            _choices.clear()
+    entry = _plans.get(key)
+    if entry is None:
+        if len(_plans) >= _MAX_PLANS:
+            _plans.clear()
         column = np.array([[n], [k]], dtype=np.float64)
         sizes = GemmSizes(problem._replace(n=column[0], k=column[1]), column[0], work.rate)
-        choices = _choices[key] = _Choices(sizes, fit, device)
-    memory = (work.weight_bytes + work.activation_bytes - quantized_bytes) / choices.bandwidth
+        entry = _plans[key] = (fit, device, _plan(sizes, fit, device), {})
+    plan, known = entry[2:]
+    rows = m if fit.tile_rule else ceil(m / _TILES[0][0])  # tiles have whole multiples of the first one's rows
+    choices = known.get(rows)
+    if choices is None:
+        choices = known[rows] = []
+        by_split = _compute_s(np.array([m], dtype=np.float64), plan, fit)[0], plan.split_s, plan.partial_s_per_row[0]
+        for choice in zip(*map(np.ndarray.tolist, by_split), strict=True):
+            if not choices or choice[0] < choices[-1][0]:  # else a coarser split is never slower
+                choices.append(choice)
+    memory = (work.weight_bytes + work.activation_bytes - quantized_bytes) / plan.bandwidth
     fastest, compute = inf, inf
-    for compute_s, split_s, partial_s_per_row in choices.of(m):
+    for compute_s, split_s, partial_s_per_row in choices:
         total = _knee(compute_s, memory, fit.knee) + (split_s + m * partial_s_per_row)
         if total < fastest:
             fastest, compute = total, compute_s

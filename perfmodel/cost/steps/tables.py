@@ -171,8 +171,7 @@ class StepTables:
             usage.flops += count * work.flops
             peak_compute_s = count * at_peak_s(work, fit)
             usage.peak_compute_s += peak_compute_s
-            if time.clock != 1.0:
-                usage.unspent_compute_s += peak_compute_s * (1.0 - flop_energy(time.clock))
+            usage.unspent_compute_s += peak_compute_s * (1.0 - flop_energy(time.clock))
             usage.hbm_bytes += count * work.hbm_bytes
             bound_s["overhead"] += count * time.overhead_s
             bound_s[time.bound] += count * (time.duration_s - time.overhead_s)
@@ -248,8 +247,7 @@ class DrawnTables:
 
     def _drawn(self, cost: StepCost) -> StepCost:
         factors = self._all_factors()
-        seconds = sum([factors[number] * part for number, part in cost.parts])
-        return StepCost(to_ps(seconds), cost.usage)
+        return StepCost(to_ps(sum([factors[number] * part for number, part in cost.parts])), cost.usage)
 
     def _all_factors(self) -> list[float]:
         factors, fits = self._factors, self._tables.fits

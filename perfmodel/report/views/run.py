@@ -9,6 +9,7 @@ import numpy as np
 
 from perfmodel.cost.power import load_power_fit
 from perfmodel.planning.metrics import LATENCIES, STATISTICS, metric_of
+from perfmodel.planning.typical_step import StepReport
 from perfmodel.report import document as doc
 from perfmodel.report.document import Block, Details, Document, Fact, Line, Paragraph, Plot, Span, Table, Tile, Tiles
 from perfmodel.report.numbers import MISSING, format_in, format_number, format_optional, is_number
@@ -23,7 +24,6 @@ from perfmodel.specs.scenario import price_lines
 
 if TYPE_CHECKING:
     from perfmodel.evidence.executed.compare import RunComparison
-    from perfmodel.planning.typical_step import StepReport
 
 _DEFINITIONS = (
     "TTFT: from arrival to the first output token, queueing included. TPOT: (E2E - TTFT) / (output tokens - 1), "
@@ -52,9 +52,7 @@ _OF_GROUPS = (
 _OF_CONVERSATIONS = ("mean_duration", "p99_duration", "mean_waiting", "p99_waiting")
 
 
-def run_view(
-    result: RunResult, step: "StepReport | None" = None, comparison: "RunComparison | None" = None
-) -> Document:
+def run_view(result: RunResult, step: StepReport | None = None, comparison: "RunComparison | None" = None) -> Document:
     """The whole answer of `simulate` and `execute`. step: the one that a page draws on the roofline; comparison: the
     prediction of an executed run"""
     scenario, summary = result.scenario, result.summary

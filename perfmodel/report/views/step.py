@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from perfmodel.cost import plan_memory
 from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate
+from perfmodel.planning.typical_step import StepReport
 from perfmodel.report import document as doc
 from perfmodel.report.document import Block, Details, Document, Line, Notes, Paragraph, Span, Table, Tone
 from perfmodel.report.numbers import format_number, format_si
@@ -17,9 +18,6 @@ from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.trust import trust_of
-
-if TYPE_CHECKING:
-    from perfmodel.planning.typical_step import StepReport
 
 _MAX_OPERATORS = 20  # in brief
 _COLUMNS = ("operator", "count", "GFLOP", "MB", "FLOP/B", "µs each", "ms", "%", "bound")
@@ -41,7 +39,7 @@ class StepKind:
     mean_tokens: float
 
 
-def step_view(report: "StepReport", is_roofline: bool = False) -> Document:
+def step_view(report: StepReport, is_roofline: bool = False) -> Document:
     """One step operator by operator; `is_roofline`: with the ridge points of the device."""
     scenario, estimate = report.scenario, report.estimate
     blocks: list[Block] = [Details([scenario_facts(scenario)])]
@@ -82,7 +80,7 @@ def estimate_blocks(estimate: StepEstimate, most: int | None = None) -> Iterator
         )
 
 
-def step_blocks(report: "StepReport") -> Iterator[Block]:
+def step_blocks(report: StepReport) -> Iterator[Block]:
     """The step on the roofline, its operators' times, and the device's memory."""
     estimate, hardware = report.estimate, report.scenario.hardware
     label = f"{report.label}, predicted ({estimate.origin})"
@@ -183,7 +181,7 @@ def kinds_view(result: RunResult, kinds: Sequence[StepKind]) -> Document:
     return Document(headline(result.scenario), blocks, f"The whole run, {result.clock}")
 
 
-def occupancy_view(report: "StepReport", kernels: Sequence[Mapping[str, Any]]) -> Document:
+def occupancy_view(report: StepReport, kernels: Sequence[Mapping[str, Any]]) -> Document:
     """The step's compiled kernels, as `explain_occupancy` of the executor gives them: what each takes of the hardware,
     and how often its blocks fill it."""
     note = (
@@ -208,7 +206,7 @@ def occupancy_view(report: "StepReport", kernels: Sequence[Mapping[str, Any]]) -
     return Document(report.label, blocks, f"Kernels compiled for {report.scenario.hardware.name}")
 
 
-def step_brief(report: "StepReport") -> Document:
+def step_brief(report: StepReport) -> Document:
     """A step whose shortest operators are one row together."""
     estimate = report.estimate
     blocks: list[Block] = [

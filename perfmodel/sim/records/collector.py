@@ -136,20 +136,15 @@ class Collector:
     """Collects the records of a run; a context manager that closes its files.
 
     out:        folder for `requests.csv` and `steps.csv`, streamed
-    keep_steps: keep step records in memory (requests always are: ten numbers each); has_steps: steps are recorded
+    keep_steps: keep step records in memory (requests always are: ten numbers each)
     has_token_times: requests are watched token by token; has_turns: they are turns of conversations"""
 
     def __init__(
-        self,
-        out: Path | None = None,
-        keep_steps: bool = True,
-        has_token_times: bool = False,
-        has_turns: bool = False,
-        has_steps: bool = True,
+        self, out: Path | None = None, keep_steps: bool = True, has_token_times: bool = False, has_turns: bool = False
     ) -> None:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
-        self._has_token_times, self._has_turns, self.has_steps = has_token_times, has_turns, has_steps
+        self._has_token_times, self._has_turns = has_token_times, has_turns
         columns = REQUEST_COLUMNS + (_TOKEN_COLUMNS if has_token_times else ()) + (_TURN_COLUMNS if has_turns else ())
         self._requests = _Table(columns, True, out / "requests.csv" if out else None)
         self._steps = _Table(_STEP_ROW, keep_steps, out / "steps.csv" if out else None)

@@ -40,10 +40,6 @@ class PromptTime:
         self._cached_ticks = 0.0
 
     @property
-    def is_counted(self) -> bool:
-        return self._apart is not None
-
-    @property
     def share(self) -> float | None:
         """Prompts' share of step time; None before the first step, or without `apart`."""
         return self._prompt_ticks / self._ticks if self._ticks else None
@@ -176,8 +172,6 @@ class SimulatedBackend:
         return times
 
     def _count(self, plan: StepPlan, shape: BatchShape, duration: int, restoring: int) -> None:
-        if not self.prompt_time.is_counted:
-            return
         cached = [min(grant.request.num_cached_tokens, grant.num_computed_tokens) for grant in plan.chunks]
         self.prompt_time.add(shape, duration, cached, restoring if plan.num_restored_tokens else 0)
 

@@ -23,7 +23,7 @@ guidellm:      JSON lines with numbered columns: {"system_prompt", "prompt_0", "
                (GuideLLM 0.8.1, its generative column mapper; prompt_tokens_count_0 for a text)
 
 Texts count ceil(characters / 4) tokens (OpenAI's rule of thumb for English). Missing answer lengths and pauses are
-the traffic's. A file whose name ends with `.gz` or `.xz` is unpacked as it is read."""
+the traffic's. A file whose name ends with `.gz` is unpacked as it is read."""
 
 import csv
 import gzip
@@ -32,7 +32,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -113,25 +112,10 @@ def _explaining(path: Path, kind: str) -> Iterator[_Place]:
 
 
 def _opened(path: Path, newline: str | None = None) -> TextIO:
-    """Reads text, unpacked where the name ends with .gz or .xz."""
+    """Reads text, unpacked where the name ends with .gz."""
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8", newline=newline)
-    return StringIO(_unpacked(path), newline) if path.suffix == ".xz" else path.open(encoding="utf-8", newline=newline)
-
-
-def _unpacked(path: Path) -> str:
-    try:
-        import lzma
-    except ImportError:
-        raise OSError("this Python lacks the module lzma; unpack it with xz") from None
-    unpacking = lzma.LZMADecompressor()
-    try:
-        content = unpacking.decompress(path.read_bytes(), LARGEST_TABLE_BYTES)
-    except lzma.LZMAError:
-        raise OSError("not an xz file") from None
-    if not unpacking.eof:
-        raise OSError(f"cut off, or larger than {LARGEST_TABLE_BYTES / 1e6:g} MB unpacked")
-    return content.decode("utf-8")
+    return path.open(encoding="utf-8", newline=newline)
 
 
 def read_trace(path: str | Path, format_: str) -> Iterator[TraceRow]:

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import lzma
 from pathlib import Path
 from typing import Any
 
@@ -238,24 +237,6 @@ def test_a_file_that_is_no_gzip_is_refused_in_a_sentence(tmp_path: Path) -> None
         list(read_conversations(path, "agents"))
     path.write_bytes(gzip.compress(b"{}" * 99)[:-9])
     with pytest.raises(WorkloadError, match="the trace cannot be read"):
-        list(read_conversations(path, "agents"))
-
-
-def test_sessions_packed_by_xz_are_those_packed_by_gzip(tmp_path: Path) -> None:
-    path = written(tmp_path, FORKED)
-    packed = path.with_suffix(".xz")
-    packed.write_bytes(lzma.compress(gzip.decompress(path.read_bytes())))
-    assert list(read_conversations(packed, "agents")) == list(read_conversations(path, "agents"))
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [(b"{}", "not an xz file"), (lzma.compress(b"{}" * 99)[:-9], "cut off, or larger than 256 MB unpacked")],
-)
-def test_a_damaged_xz_file_is_refused_in_a_sentence(tmp_path: Path, content: bytes, problem: str) -> None:
-    path = tmp_path / "sessions.jsonl.xz"
-    path.write_bytes(content)
-    with pytest.raises(WorkloadError, match=f"sessions.jsonl.xz: the trace cannot be read: {problem}"):
         list(read_conversations(path, "agents"))
 
 
