@@ -40,7 +40,6 @@ _YAML = (".yaml", ".yml")
 _ALIASES = re.compile(r"^aliases:[ \t]*(?:\[(?P<flow>[^\]]*)\]|\n(?P<block>(?:[ \t]*-[^\n]*\n?)+))", re.MULTILINE)
 
 
-@cache
 def data_dir(kind: Kind) -> Path:
     """Folder with the files of `kind`: the wheel's, else the checkout's."""
     installed = PACKAGE / "_data" / _KINDS[kind][0]

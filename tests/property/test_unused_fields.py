@@ -76,6 +76,7 @@ USED_BY_ALL = {
     "EngineSpec.reserve_output",
     "EngineSpec.runner",
     "EngineSpec.scheduling_policy",
+    "Images.encoding",
     "KvOffload.load",
     "KvOffload.rule",
     "KvOffload.storage_prefetch_policy",

@@ -94,13 +94,14 @@ def _disaggregated(entry: Entry, hardware: HardwareSpec, siblings: Sequence[Entr
     """The workers of a row; siblings: its sweep's rows, itself included, which share servers"""
     inputs, outputs = _count(entry, "isl"), _count(entry, "osl")
     is_trtllm, has_rack = entry["backend"] == "trtllm", hardware.declared.max_devices > 8
+    version = entry.get("backend_version") or ""
     shared = {
         "kv_cache_dtype": "fp8",
         "max_model_len": inputs + outputs + 64,
         "enable_prefix_caching": False,
         "gpu_memory_utilization": _MEMORY_SHARE,
         "profile": entry["backend"],
-        "version": entry["backend_version"] if not is_trtllm else _TRTLLM_OF_DYNAMO.get(entry["backend_version"][:5]),
+        "version": _TRTLLM_OF_DYNAMO.get(version[:5]) if is_trtllm else version or None,
     }
     prompts, budget = _prefill_limits(entry, inputs) if is_trtllm else (_MAX_PROMPTS, _SGLANG_CHUNK)
     batch = _max_batch(entry, siblings) if is_trtllm else _MAX_SEQS
@@ -124,15 +125,18 @@ def _disaggregated(entry: Entry, hardware: HardwareSpec, siblings: Sequence[Entr
     transfer = KvTransferSpec(latency_s=_HANDSHAKE_S)
     if not has_rack:
         transfer = KvTransferSpec(link="infiniband", bandwidth_bytes_per_s=_NIC_BYTES_PER_S, latency_s=_HANDSHAKE_S)
-    has_several = has_rack and (not is_trtllm or (entry["system"], entry["backend_version"]) == _SEVERAL_FRONT_ENDS)
+    has_several = has_rack and (not is_trtllm or (entry["system"], version) == _SEVERAL_FRONT_ENDS)
     return ClusterSpec(pools=tuple(pools), kv_transfer=transfer, front_ends=_FRONT_ENDS if has_several else 1)
 
 
 def _is_low_latency(entry: Entry) -> bool:
     """Whether workers are tensor-parallel by their script, where the record calls all of its kind attention-parallel:
     SGLang 0.5.5 with four devices a decode worker (ai-dynamo/dynamo, slurm_jobs/scripts/gb200-fp4/disagg)"""
-    is_old = entry["backend"] == "sglang" and entry["backend_version"].startswith("0.5.5")
-    return is_old and _count(entry, "decode_attention_dp_size") == 4
+    return _is_old_sglang(entry) and _count(entry, "decode_attention_dp_size") == 4
+
+
+def _is_old_sglang(entry: Entry) -> bool:
+    return entry["backend"] == "sglang" and (entry.get("backend_version") or "").startswith("0.5.5")
 
 
 def _prefill_limits(entry: Entry, inputs: int) -> tuple[int, int]:
@@ -199,8 +203,7 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> Observation:
         Lengths(distribution="uniform", low=max(int((1.0 if lengths == "fixed" else 0.8) * most), 1), high=most)
         for most in (inputs, outputs)
     )
-    is_short = entry["backend"] == "sglang" and entry["backend_version"].startswith("0.5.5") and is_disaggregated(entry)
-    per_slot = _REQUESTS_PER_SLOT // 2 if is_short else _REQUESTS_PER_SLOT
+    per_slot = _REQUESTS_PER_SLOT // 2 if _is_old_sglang(entry) and is_disaggregated(entry) else _REQUESTS_PER_SLOT
     arrivals, count = Arrivals(process="closed_loop", concurrency=concurrency), per_slot * concurrency
     traffic = Traffic(arrivals=arrivals, num_requests=count, input_tokens=prompts, output_tokens=answers)
     cluster = _disaggregated(entry, hardware, siblings) if is_disaggregated(entry) else None

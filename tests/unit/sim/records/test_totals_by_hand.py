@@ -72,6 +72,7 @@ def totals(price: float | None = None, dynamic: SimpleNamespace | None = None, r
         dynamic=dynamic,
         transfers=transfers,
         encoding=None,
+        fronts=[],
         tiers=None,
         scenario=SimpleNamespace(price=override),
     )
