@@ -150,7 +150,7 @@ class FleetRouter:
 
     @classmethod
     def of(cls, name: str, replicas: Sequence[Replica], scenario: Scenario, spec: PoolSpec) -> "FleetRouter":
-        """Router `name` over `replicas` of pools like `spec`."""
+        """Router `name` over `replicas` of pools of `scenario` like `spec`."""
         within = spec.engine.described.facts.ranks_by.get(spec.role, "least_outstanding")
         samples, front_ends = scenario.traffic.samples_per_request, scenario.cluster.front_ends
         return cls(name, replicas, scenario.seed, samples, within, front_ends)
