@@ -87,7 +87,7 @@ def _one_sentence() -> Iterator[None]:
         if not (text := error.format_message()):  # of a group without a command, which has shown its help
             raise
         path = error.ctx.command_path if error.ctx is not None else "perfmodel"
-        terminal.say(f"error: {text.rstrip('.').replace('Value error, ', '')} (`{path} -h` has all flags).")
+        terminal.say(f"error: {text.rstrip('.').replace('Value error, ', '')} (see `{path} -h`).")
         raise typer.Exit(terminal.EXIT_BAD_INPUT) from None
 
 

@@ -184,10 +184,10 @@ def test_a_closed_stream_ends_no_run(closed, tmp_path):
     [
         ("--nosuch", "No such option: --nosuch (`perfmodel -h`"),
         ("simulat x", "No such command 'simulat'. Did you mean 'simulate'? (`perfmodel -h`"),
-        ("models lst", "No such command 'lst'. Did you mean 'list'? (`perfmodel models -h`"),
+        ("models lst", "No such command 'lst'. Did you mean 'list'? (see `perfmodel models -h`"),
         ("schema nosuch", "Invalid value for 'KIND': 'nosuch' is not one of 'scenario'"),
-        ("compare a.json", "Missing argument 'B' (`perfmodel compare -h`"),
-        ("explain llama-3.1-8b-a100 --batch 0", "got 0; expected a number of at least 1 (`perfmodel explain -h`"),
+        ("compare a.json", "Missing argument 'B' (see `perfmodel compare -h`"),
+        ("explain llama-3.1-8b-a100 --batch 0", "got 0; expected a number of at least 1 (see `perfmodel explain -h`"),
     ],
 )
 def test_a_wrong_flag_is_one_sentence(arguments, sentence):
