@@ -182,8 +182,8 @@ def test_a_closed_stream_ends_no_run(closed, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("--nosuch", "No such option: --nosuch (`perfmodel -h`"),
-        ("simulat x", "No such command 'simulat'. Did you mean 'simulate'? (`perfmodel -h`"),
+        ("--nosuch", "No such option: --nosuch (see `perfmodel -h`"),
+        ("simulat x", "No such command 'simulat'. Did you mean 'simulate'? (see `perfmodel -h`"),
         ("models lst", "No such command 'lst'. Did you mean 'list'? (see `perfmodel models -h`"),
         ("schema nosuch", "Invalid value for 'KIND': 'nosuch' is not one of 'scenario'"),
         ("compare a.json", "Missing argument 'B' (see `perfmodel compare -h`"),
