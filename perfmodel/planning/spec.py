@@ -129,8 +129,8 @@ class PlanSpec(Spec):
     link_domain: the most devices that tensor parallelism may take; those of a node unless given
     finalists:  candidates that are simulated, the best that the screen has found
     seeds:      simulations of each at each rate, with equal seeds for all (common random numbers)
-    num_requests: of each of them, at least 40, in which a queue is seen to grow; by default enough for its largest
-                batch to come and go a few times, and for 20 times the longest wait of the SLO, at most 8,000"""
+    num_requests: of each of them; no queue is seen to grow in fewer than 40; by default enough for its largest batch
+                to come and go a few times, and for 20 times the longest wait of the SLO, at most 8,000"""
 
     objective: Objective = "cheapest"
     attainment: float = Field(default=DEFAULT_ATTAINMENT, gt=0, lt=1)
@@ -142,7 +142,7 @@ class PlanSpec(Spec):
     link_domain: PositiveInt | None = None
     finalists: PositiveInt = 6
     seeds: PositiveInt = 3
-    num_requests: int | None = Field(default=None, ge=40)
+    num_requests: PositiveInt | None = None
     space: PlanSpace = PlanSpace()
 
     @property

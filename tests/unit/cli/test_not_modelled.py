@@ -16,7 +16,7 @@ DECODER = {
 }
 SCENARIO, FEW = "llama-3.1-8b-a100", "traffic.num_requests=20"
 PLAN = (
-    "plan={seeds: 1, num_requests: 40, max_gpus: 1, space: {tensor_parallel_size: [1], max_num_seqs: [256], "
+    "plan={seeds: 1, num_requests: 20, max_gpus: 1, space: {tensor_parallel_size: [1], max_num_seqs: [256], "
     "max_num_batched_tokens: [2048]}}"
 )
 
