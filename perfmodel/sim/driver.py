@@ -34,7 +34,7 @@ Progress = Callable[[int, int | None], None]
 _MAX_STEPS_KEPT = 300_000  # requests whose step records are kept in memory by default
 _REPORT_EVERY = 1000  # requests at most: a tenth of a second
 _MAX_REPEATED = 50_000  # requests of a run that is simulated twice more for its intervals
-_LIMITING = 0.9  # of the time that a part is busy, from which it is said to limit a run
+_LIMITING = 0.9  # busy share above which a note calls a part the bottleneck
 
 
 def simulate(

@@ -114,6 +114,7 @@ def _usd_of(given: float | dict[str, float] | None, device: "HardwareSpec") -> f
 
 
 HOURS_PER_YEAR = 365.25 * 24
+SLICES_OF_A_CARD = 7, 8  # of compute and memory, with MIG
 
 
 class Reserved(Spec):
@@ -406,7 +407,7 @@ class HardwareSpec(CheckedSpec):
     power_cap_w: PositiveFloat | None = None
     network: NetworkSpec | None = None
     host: HostSpec | None = None
-    _slices_of_card: tuple[int, int] = PrivateAttr((7, 8))
+    _slices_of_card: tuple[int, int] = PrivateAttr(SLICES_OF_A_CARD)
 
     def _conflicts(self) -> Iterator[str]:
         if self.declared.memory[0].bandwidth_bytes_per_s is None:
@@ -428,13 +429,13 @@ class HardwareSpec(CheckedSpec):
 
     @property
     def slices_of_card(self) -> tuple[int, int]:
-        """How many of its card's seven compute and eight memory slices it takes."""
+        """How many of its card's compute and memory slices it takes."""
         return self._slices_of_card
 
     @property
     def share_of_card(self) -> float:
         """What it costs of its card: 1 of a whole device."""
-        return max(self._slices_of_card[0] / 7, self._slices_of_card[1] / 8)
+        return max(own / whole for own, whole in zip(self._slices_of_card, SLICES_OF_A_CARD, strict=True))
 
     def sliced(self, profile: str) -> "HardwareSpec":
         """Its slice of this MIG `profile`: shares of compute units and memory, no link to other slices; power and price
@@ -444,9 +445,9 @@ class HardwareSpec(CheckedSpec):
             names = f"expected one of {', '.join(known)}" if known else "its file has no MIG profiles; use all of it"
             raise ValueError(f"got the slice {profile} of {self.name}; {names}")
         part = known[profile]
-        units, memory = part.compute_units / own.compute_units, part.memory_slices / 8
         slices = int(profile.partition("g")[0]), part.memory_slices
-        cost = max(slices[0] / 7, memory)
+        units, memory = part.compute_units / own.compute_units, slices[1] / SLICES_OF_A_CARD[1]
+        cost = max(slices[0] / SLICES_OF_A_CARD[0], memory)
 
         def level(one: MemoryLevel) -> MemoryLevel:
             names = ("capacity_bytes", "visible_bytes", "bandwidth_bytes_per_s", "bus_width_bits")

@@ -253,8 +253,8 @@ def _knee(a: float, b: float, p: float) -> float:
     return float(np.power(np.power(low / high, p) + 1.0, 1.0 / p)) * high
 
 
-# (fit, device, sizes) -> plan, found by identity, which the entry's own references keep from being reused; and splits
-# worth trying, (compute_s, split_s, partial_s_per_row), by the tiles in a column of them.
+# (fit, device, sizes) -> plan, keyed by identity, which the entry's own references keep from being reused; and the
+# splits worth trying, (compute_s, split_s, partial_s_per_row), by the tiles in a column of them.
 _plans: dict[tuple[Any, ...], tuple[TiledGemmFit, DeviceFacts, _Plan, dict[float, list[tuple[float, ...]]]]] = {}
 
 

@@ -30,6 +30,7 @@ from perfmodel.engine import Request
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment, to_ticks
+from perfmodel.specs.hardware import SLICES_OF_A_CARD
 from perfmodel.specs.networks import Link
 from perfmodel.specs.scenario import Scenario
 
@@ -158,7 +159,7 @@ def pcie_of_slices(scenario: Scenario) -> tuple[int, float] | None:
     slices = [(*device.slices_of_card, device.card) for count, device in devices for _ in range(count)]
     for compute, memory, name in sorted(slices, reverse=True):
         fitting = (card for card in cards if card[0] == name and card[1] >= compute and card[2] >= memory)
-        card = next(fitting, (name, 7, 8))
+        card = next(fitting, (name, *SLICES_OF_A_CARD))
         if card in cards:
             cards.remove(card)
         cards.append((name, card[1] - compute, card[2] - memory))

@@ -75,10 +75,10 @@ def answer_conflicts(traffic: Traffic, model: ModelSpec, pools: Sequence[PoolSpe
     if is_text and traffic.trace is None and traffic.output_tokens is None:
         yield ("traffic",), "needs output_tokens, or a trace"
     for other in (pool.model for pool in pools if pool.model is not None and pool.model.pooling != model.pooling):
-        beside = other.name if other.name != name else "the same model"
+        second = other.name if other.name != name else "the same model"
         yield (
             ("cluster", "pools"),
-            f"got {name} beside {beside} with another kind of answer, and a server gives one: simulate text and "
+            f"got {name} and {second} with different kinds of answers, and a server gives one kind: simulate text and "
             f"vectors as two scenarios, each on GPUs, or MIG slices of one, of its own",
         )
     if is_text:

@@ -36,11 +36,11 @@ THREE = "{distribution: fixed, value: 3}"
         ),
         (
             "cluster.pools=[{share: 0.5}, {share: 0.5, model: bge-m3}]",
-            "got llama-3.1-8b beside bge-m3 with another kind of answer, and a server gives one: simulate text",
+            "got llama-3.1-8b and bge-m3 with different kinds of answers, and a server gives one kind: simulate text",
         ),
         (
             "cluster.pools=[{share: 0.5}, {share: 0.5, engine: {runner: pooling, convert: embed}}]",
-            "beside the same model with another kind of answer",
+            "and the same model with different kinds of answers",
         ),
     ],
 )
