@@ -88,6 +88,24 @@ def test_steps_of_engines_without_encoders_before_them_have_the_encoder() -> Non
     assert with_them.decode.tolist() == without.decode.tolist()
 
 
+@pytest.mark.parametrize(("images", "threads"), [(1, 8), (4, 8), (4, 1), (12, 5)])
+def test_the_closed_form_of_image_processing_is_that_of_an_idle_server(images: int, threads: int) -> None:
+    """Files are decoded by several threads at once, and processed by one."""
+    changes = (
+        "cluster={replicas: 1}",
+        f"traffic.images.per_request={images}",
+        f"engine.media_loading_threads={threads}",
+    )
+    alone = (
+        "traffic.arrivals={process: constant, rate: 0.01}",
+        "traffic.output_tokens.value=1",
+        "traffic.num_requests=3",
+    )
+    scenario = load_scenario(NAME, [*changes, *alone, "engine.max_model_len=32768"])
+    processed = simulate(scenario, intervals=False).summary["image_processing"]
+    assert processing_s(scenario, 1)[1] * 1e3 == pytest.approx(processed["mean_ms"], rel=0.02)
+
+
 def test_a_plan_chooses_encoders_by_what_is_simulated(tmp_path: Path) -> None:
     """Where only ratios with encoders are allowed, the choice has them, in its scenario, its prices and its words."""
     spec = {"finalists": 1, "seeds": 1, "num_requests": 120, "max_gpus": 8, "confidence": 0}
