@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -226,6 +227,8 @@ def _parameter(name: str, form: "Flag", hint: Any, default: Any = None) -> inspe
         more["autocompletion"] = _completion(form.completes)
     if form.is_count:
         more["parser"] = _count
+    if hint in (Path, Path | None):
+        more["parser"] = _path
     names = f"{form.name}/--no-{form.name.removeprefix('--')}" if hint is bool and default is True else form.name
     asked = typer.Argument(**more) if form.is_argument else typer.Option(names, **more)
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -240,6 +243,13 @@ def _count(text: str) -> int:
         return count(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _path(text: str) -> Path:
+    """A path. Raises BadParameter for an empty text, which would be this folder."""
+    if not text:
+        raise typer.BadParameter("got an empty text; expected a path, as in out or ./")
+    return Path(text)
 
 
 def _completion(kind: str) -> Callable[[str], list[str]]:

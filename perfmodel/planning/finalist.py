@@ -6,7 +6,7 @@ from math import ceil, exp, inf, log
 
 import numpy as np
 
-from perfmodel.planning.points import Record
+from perfmodel.planning.points import MAX_GROWTH, Record
 from perfmodel.planning.space import Candidate
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.surfaces import NUM_DRAWS, Drawn, Floats
@@ -15,7 +15,6 @@ from perfmodel.specs.slo import SLO
 Interval = tuple[float, float]
 Records = tuple[Record, ...]
 _LIMITED = ("ttft", "tpot", "max_itl", "e2el")
-_MAX_GROWTH = 0.1  # of the rate, beyond what is sustained, averaged over seeds
 _MAY_MISS = {"median": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01}
 
 
@@ -37,9 +36,8 @@ def attained(records: Sequence[Record]) -> float:
 
 def meets(records: Sequence[Record], slo: SLO, attainment: float) -> bool:
     """Whether the share `attainment` of all seeds' requests meets every per-request limit, and the seeds' mean of each
-    limited statistic is within its limit, in a queue that does not grow: requests that may wait long all meet the SLO
-    at any rate until their run ends."""
-    if (mean(records, "queue_growth") or 0.0) > _MAX_GROWTH:
+    limited statistic is within its limit, in a queue that does not grow (`points.is_kept`)."""
+    if (mean(records, "queue_growth") or 0.0) > MAX_GROWTH:
         return False
     if slo.is_of_requests and attained(records) < attainment:
         return False

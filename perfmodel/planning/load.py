@@ -14,8 +14,7 @@ from typing import Any
 from perfmodel import sim
 from perfmodel.errors import PerfmodelError
 from perfmodel.planning.axes import Axis
-from perfmodel.planning.points import Record, at_rate, narrowed
-from perfmodel.sim.records.columns import meets_slo
+from perfmodel.planning.points import Record, at_rate, is_kept, narrowed
 from perfmodel.specs.scenario import Scenario
 
 RATE = "traffic.arrivals.rate"
@@ -102,17 +101,19 @@ def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record])
         except PerfmodelError:  # the points say so
             return None
 
-    def is_kept(rate: float) -> bool:
+    def is_kept_at(rate: float) -> bool:
         values = record_at[rate].values if rate in record_at and not scenario.slo.statistics else {}
-        figures = values if values.get("slo_attainment") is not None else summary(rate)
-        return figures is not None and meets_slo(scenario, figures)
+        if (attained := values.get("slo_attainment")) is not None and attained < scenario.attainment:
+            return False
+        figures = summary(rate)
+        return figures is not None and is_kept(scenario, figures)
 
-    num_kept = bisect_left(ordered, True, key=lambda rate: not is_kept(rate))
+    num_kept = bisect_left(ordered, True, key=lambda rate: not is_kept_at(rate))
     if not num_kept:
         return KeptLoad(None)
     low, is_all = ordered[num_kept - 1], num_kept == len(ordered)
     if not is_all:
-        low = narrowed(is_kept, low, ordered[num_kept])
+        low = narrowed(is_kept_at, low, ordered[num_kept])
     figures = summary(low) or {}
     pause, latency = scenario.traffic.arrivals.think_time_s, figures.get("mean_e2el_ms")
     users = _users(low, pause, latency)

@@ -30,6 +30,7 @@ from perfmodel.specs.scenario import Scenario
 _PRECISION = 0.02
 _MAX_DOUBLINGS = 16
 _MAX_USERS = 16_384
+MAX_GROWTH = 0.1  # of the rate, beyond what is sustained
 Found = tuple[float, str]  # in the metric's own unit, and what it is made of
 
 
@@ -47,7 +48,7 @@ def max_request_rate(scenario: Scenario) -> float:
         )
 
     def is_served(rate: float) -> bool:
-        return meets_slo(scenario, sim.simulate(at_rate(scenario, rate), keep_steps=False).summary)
+        return is_kept(scenario, sim.simulate(at_rate(scenario, rate), keep_steps=False).summary)
 
     rate = highest(is_served, arrivals.rate)
     if rate is None:
@@ -90,6 +91,18 @@ def max_concurrency(scenario: Scenario) -> float:
     if users is None:
         raise SpecError("max_concurrency: the slo is missed even with one user; relax it.")
     return float(max(round(users), 1) * samples)
+
+
+def is_kept(scenario: Scenario, summary: Mapping[str, Any]) -> bool:
+    """Whether a run meets the scenario's `slo` in a queue that does not grow: requests that may wait long would all
+    meet it at any rate until their run ends."""
+    return meets_slo(scenario, summary) and queue_growth(summary) <= MAX_GROWTH
+
+
+def queue_growth(summary: Mapping[str, Any]) -> float:
+    """Share of the offered rate beyond what a run sustains."""
+    rates = summary.get("overload")
+    return rates["offered_req_s"] / rates["sustained_req_s"] - 1.0 if rates else 0.0
 
 
 def at_rate(scenario: Scenario, rate: float) -> Scenario:
@@ -197,8 +210,7 @@ def run_metric(result: RunResult, metric: str) -> float | None:
         waste = summary["kv_cache_waste"]
         return None if waste is None else 1.0 - float(waste)
     if metric == "queue_growth":
-        rates = summary.get("overload")
-        return rates["offered_req_s"] / rates["sustained_req_s"] - 1.0 if rates else 0.0
+        return queue_growth(summary)
     value = summary.get(metric)
     return None if value is None else float(value)
 

@@ -42,6 +42,7 @@ _RUNS_FIRST, _RUNS_NEAR = 6, 4
 _MAX_STRIDES = 6  # doublings of the stride: down to a ten-thousandth of the first rate
 _FEWEST_REQUESTS, _MAX_REQUESTS = 400, 8000
 _LIVES = 5  # turnovers of the largest batch that a run lasts
+_MAX_IN_FLIGHT = 4  # over the requests of a run, by Little's law, up to which it shows a rate
 _WAITS = 20  # longest waits that the SLO allows, that its arrivals last
 _NEARLY = 0.9  # of the wanted rate, in proportion to the replicas: then one fewer is tried
 _NEAR_STRIDE = 2  # steps of the lattice of rates, from where another seed's highest rate lies
@@ -77,6 +78,10 @@ def try_rates(trial: Trial) -> Generator[Point, Record, float | None]:
     def is_met(place: int) -> Generator[Point, Record, bool]:
         traffic = _RATIO**place, trial.num_requests
         record = yield _point(trial.base, scenario, trial.choices, traffic, trial.seed)
+        # All at once is no rate: how fast so many arrive makes no difference, and any rate would be met.
+        in_flight = traffic[0] * (record.values.get("mean_e2el_ms") or 0.0) / 1e3
+        if in_flight > _MAX_IN_FLIGHT * trial.num_requests:
+            return False
         return meets([record], scenario.slo, trial.attainment)
 
     place = yield from highest_on_lattice(is_met, lattice(trial.start), trial.stride)

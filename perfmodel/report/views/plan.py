@@ -18,7 +18,14 @@ from perfmodel.planning.space import NO_PRICE
 from perfmodel.report.document import Block, Commands, Document, Line, Notes, Paragraph, Plot, Sentences, Span, Table
 from perfmodel.report.drawing.charts import Bar, bars_figure
 from perfmodel.report.drawing.figures import COLOURS, Figure
-from perfmodel.report.numbers import format_duration, format_metric, format_number, format_optional
+from perfmodel.report.numbers import (
+    MISSING,
+    format_duration,
+    format_metric,
+    format_number,
+    format_optional,
+    format_short,
+)
 from perfmodel.report.plots.whatif import front_plot
 from perfmodel.report.views.elastic import changed_sentences, changed_tables, fleet_plots
 from perfmodel.report.views.run import alternatives_sentences
@@ -272,7 +279,7 @@ def _devices(result: PlanResult) -> Table:
         ("its best deployment", lambda row: row.label or "-"),
         (_title("gpus"), lambda row: str(row.num_devices) if row.label else "-"),
         (_title("usd_per_hour"), lambda row: format_optional(row.usd_per_hour, ".2f") if row.label else "-"),
-        (_title("max_rate"), lambda row: f"{row.max_rate:.3g}" if row.label else "-"),
+        (_title("max_rate"), lambda row: format_short(row.max_rate) if row.label else "-"),
         ("", state),
     ]
     return _table(columns, result.devices, "Every device asked for", left=2, texts=(5,))
@@ -293,7 +300,7 @@ def _finalists(result: PlanResult) -> Iterator[Table]:
 
     service: Columns[Finalist] = [
         ("deployment", lambda row: row.label),
-        (_title("max_rate"), lambda row: f"{row.rate:.3g} {_interval(row.rate_interval, '.3g')}"),
+        (_title("max_rate"), lambda row: f"{format_short(row.rate)} {_interval(row.rate_interval, '.3g')}"),
         (_title(f"{quantile}_ttft_ms"), latency("ttft", ".0f")),
         (_title(f"{quantile}_tpot_ms"), latency("tpot", ".1f")),
         (_title("attained"), lambda row: format_number(100 * row.attained, 1)),
@@ -310,7 +317,7 @@ def _finalists(result: PlanResult) -> Iterator[Table]:
         ("expected", lambda row: format_optional(expected.get(row.candidate.label), ".2f")),
         (_title("usd_per_hour"), priced),
         *((_title(metric), _mean(metric, ".3g")) for metric in split),
-        (_title("rate_per_gpu"), lambda row: f"{row.rate_per_device:.3g}"),
+        (_title("rate_per_gpu"), lambda row: format_short(row.rate_per_device)),
     ]
     yield _table(costs, rows, _starred("Finalists, simulated: what they cost", rows), _COSTS_NOTE)
     if ratios is None:
@@ -323,8 +330,8 @@ def _finalists(result: PlanResult) -> Iterator[Table]:
     )
     rates: Columns[Finalist] = [
         ("deployment", lambda row: row.label),
-        ("closed form, req/s", lambda row: f"{row.capacity:.3g}"),
-        ("simulated, req/s", lambda row: f"{row.rate:.3g}"),
+        ("closed form, req/s", lambda row: format_short(row.capacity)),
+        ("simulated, req/s", lambda row: format_short(row.rate)),
         ("ratio", lambda row: f"{row.rate / row.capacity:.2f}"),
     ]
     yield _table(rates, rows, "Maximum rate: closed form and simulation", note)
@@ -418,7 +425,10 @@ def _options(result: PlanResult, winner: Finalist) -> Table:
     """The choice, the next ones by rank, and the cheapest one even if it is not sure enough."""
     quantile = result.quantile
     cheapest = min(result.everyone, key=lambda option: option.cost)
-    options = list(result.ranked[:_NUM_OPTIONS])
+    distinct: dict[tuple[str, int], Finalist] = {}  # token budgets have no column
+    for option in result.ranked:
+        distinct.setdefault((_short_label(option), option.candidate.max_num_seqs), option)
+    options = list(distinct.values())[:_NUM_OPTIONS]
     if all(option is not cheapest for option in options):
         options = [*options[: _NUM_OPTIONS - 1], cheapest]
 
@@ -433,10 +443,11 @@ def _options(result: PlanResult, winner: Finalist) -> Table:
         ("USD/h", _price),
         (f"{quantile} TTFT", _mean(f"{quantile}_ttft_ms", ".0f")),
         (f"{quantile} TPOT", _mean(f"{quantile}_tpot_ms", ".1f")),
-        ("max req/s", lambda option: f"{option.rate:.3g}"),
+        ("max req/s", lambda option: format_short(option.rate)),
         ("sure", lambda option: f"{result.sufficient(option):.0%}"),
         ("USD/M out", _mean("usd_per_million_output_tokens_split", ".3g")),
     ]
+    columns = [(head, cell) for head, cell in columns if any(cell(option) != MISSING for option in options)]
     return _table(columns, options, _starred("Options (latencies in ms)", options))
 
 

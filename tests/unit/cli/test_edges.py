@@ -43,6 +43,13 @@ def _shell(line: str, tmp_path: Path, encoding: str = "utf-8") -> subprocess.Com
     )
 
 
+@pytest.mark.parametrize("command", ["simulate", "roofline"])
+def test_an_empty_folder_is_not_this_one(run, tmp_path, command):
+    """As of a variable that nobody set; `.` means this folder."""
+    _refused(run(command, SCENARIO, *FEW, "--out", ""), "got an empty text; expected a path")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "line", [f"perfmodel memory {SCENARIO}", f"perfmodel memory {SCENARIO} --json", "perfmodel -h"]
 )

@@ -255,6 +255,17 @@ def test_the_default_answer_is_one_screen(result: PlanResult) -> None:
     assert all(len(line) <= 100 for line in lines if line.startswith(" "))
 
 
+def test_options_that_look_alike_are_one_row(result: PlanResult) -> None:
+    """Token budgets have no column on this screen."""
+    winner = result.winner
+    assert winner is not None
+    candidate = replace(winner.candidate, max_num_batched_tokens=winner.candidate.max_num_batched_tokens // 2)
+    alike = replace(winner, screened=replace(winner.screened, candidate=candidate))
+    brief = brief_view(replace(result, ranked=[winner, alike], missed=[]), "?")
+    (options,) = [block for block in brief.blocks if isinstance(block, Table)]
+    assert len(options.rows) == 1
+
+
 def test_a_cheaper_option_is_shown_and_why_it_is_not_chosen(result: PlanResult) -> None:
     """Half the price, and too few requests within the SLO: beside the choice, with that share."""
     assert result.winner is not None

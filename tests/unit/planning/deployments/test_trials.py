@@ -62,6 +62,15 @@ def test_what_is_met_everywhere_is_met_where_the_search_ends() -> None:
     assert found > 150
 
 
+def test_all_at_once_is_no_rate() -> None:
+    """If requests take 2 s at any rate, 100 of them show no more than 200 requests/s (Little's law, four times)."""
+    kept = Record({"slo_attainment": 1.0, "mean_e2el_ms": 2000.0})
+    trial = Trial(Base("llama-3.1-8b-a100", ()), (), 0, 10.0, 0.9, 100)
+    search: Stepwise[Point, Record | None] = Stepwise(try_rates, lambda _: kept)
+    (rate,) = spread(search, [trial], lambda *_: None, workers=1)
+    assert 196 < rate <= 200
+
+
 def test_nothing_that_is_met_is_told() -> None:
     assert highest(lambda _: False, 0) is None
 

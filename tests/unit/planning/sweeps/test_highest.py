@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import SpecError
 from perfmodel.planning.points import highest, max_request_rate
+from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 
 
@@ -38,3 +39,11 @@ def test_a_capacity_that_no_rate_shows_is_refused() -> None:
         max_request_rate(load_scenario("llama-3.1-8b-a100", few))
     with pytest.raises(SpecError, match="missed even at 6e-05 requests/s; relax it"):
         max_request_rate(load_scenario("llama-3.1-8b-a100", ("traffic.num_requests=4", "slo.ttft_ms=0.001")))
+
+
+def test_a_queue_that_grows_is_no_capacity_however_long_requests_may_wait() -> None:
+    """Limits that a run is too short to miss: the rate is bounded by what the server serves of a burst."""
+    many = ("traffic.num_requests=400", "traffic.arrivals={process: poisson, rate: 4}")
+    patient = load_scenario("llama-3.1-8b-a100", (*many, "slo={ttft_ms: 60000, e2el_ms: 600000}"))
+    burst = load_scenario("llama-3.1-8b-a100", (many[0], "traffic.arrivals={process: burst}"))
+    assert max_request_rate(patient) < 1.5 * simulate(burst).summary["request_throughput"]
