@@ -5,51 +5,6 @@ operator_timer        one operator on one device
 steps                 from operators to the step of a batch
 memory, power         what a device holds; what it draws and costs"""
 
-__all__ = [
-    "DATASHEET",
-    "Calibration",
-    "DraftTables",
-    "EngineProfile",
-    "FamilyFit",
-    "GraphCostModel",
-    "Host",
-    "HostFit",
-    "MemoryPlan",
-    "OperatorEstimate",
-    "OperatorTime",
-    "OperatorTimer",
-    "Residuals",
-    "ServerFit",
-    "SpeculativeCostModel",
-    "StageTicks",
-    "StagedCostModel",
-    "StepCostModel",
-    "StepCosts",
-    "StepEstimate",
-    "StepTables",
-    "Usage",
-    "datasheet",
-    "energy_j",
-    "energy_split_j",
-    "estimate_step",
-    "host_fit",
-    "kv_bytes_per_token",
-    "load_calibration",
-    "load_engine_profile",
-    "peak_flops_per_s",
-    "plan_memory",
-    "profile_of",
-    "ridge_point",
-    "save_calibration",
-    "scenario_drafts",
-    "scenario_fits",
-    "scenario_graph",
-    "state_bytes_per_sequence",
-    "step_costs",
-    "usd_per_hour",
-    "usd_per_million_tokens",
-]
-
 from perfmodel.cost.calibrations.calibration import DATASHEET, Calibration, HostFit, datasheet
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, ServerFit, load_engine_profile, profile_of
 from perfmodel.cost.calibrations.files import load_calibration, save_calibration

@@ -5,20 +5,6 @@ linear, elementwise, collectives, attention, recurrent   operators, and the laye
 feedforward, routing        feed-forward blocks, dense or mixtures of experts; which experts tokens go to
 node, graphs                operators put together, up to the graph of a step"""
 
-__all__ = [
-    "BatchShape",
-    "Depends",
-    "Message",
-    "OperatorNode",
-    "Sharding",
-    "StepGraph",
-    "Work",
-    "build_graph",
-    "decode_shape",
-    "served_model",
-    "windowed_contexts",
-]
-
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.step import StepGraph, build_graph
 from perfmodel.ops.messages import Message

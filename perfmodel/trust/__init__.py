@@ -2,17 +2,3 @@
 
 from perfmodel.trust.badge import LEVELS, Level, Trust, nearest_rows, trust_of
 from perfmodel.trust.index import MeasuredCell, MeasuredRow, MeasuredSetup, measured_cells, measured_rows, setup_of
-
-__all__ = [
-    "LEVELS",
-    "Level",
-    "MeasuredCell",
-    "MeasuredRow",
-    "MeasuredSetup",
-    "Trust",
-    "measured_cells",
-    "measured_rows",
-    "nearest_rows",
-    "setup_of",
-    "trust_of",
-]
