@@ -248,7 +248,7 @@ def _count(text: str) -> int:
 def _path(text: str) -> Path:
     """A path. Raises BadParameter for an empty text, which would be this folder."""
     if not text:
-        raise typer.BadParameter("got an empty text; expected a path, as in out or ./")
+        raise typer.BadParameter("got an empty text; expected a path (`.` is this folder)")
     return Path(text)
 
 

@@ -158,7 +158,7 @@ def progress_lines(what: str, every_s: float = 10.0) -> Iterator[Progress]:
     """A callback `(done, total)`, and a line on stderr about it every `every_s` seconds: for pipes and log files."""
     from perfmodel.commands.request import Pace
 
-    gc.freeze()  # as below
+    gc.freeze()  # as in `progress_bar`
     begun, is_over, pace = time.monotonic(), threading.Event(), Pace()
     known: tuple[int, int | None] = 0, None
 

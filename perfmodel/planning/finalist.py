@@ -15,6 +15,7 @@ from perfmodel.specs.slo import SLO
 Interval = tuple[float, float]
 Records = tuple[Record, ...]
 _LIMITED = ("ttft", "tpot", "max_itl", "e2el")
+_FAR = 3  # a highest rate of runs beyond so many times the closed form's is no steady one
 _MAY_MISS = {"median": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01}
 
 
@@ -171,6 +172,16 @@ class Finalist(Deployment):
     def rate(self) -> float:
         """Requests/s under the SLO, geometric mean over seeds; 0 if none is served."""
         return exp(sum(map(log, self.rates)) / len(self.rates)) if self.rates else 0.0
+
+    @property
+    def notes(self) -> list[str]:
+        """That its runs were too short to show a rate, if they were."""
+        if self.rate <= _FAR * self.capacity:
+            return []
+        return [
+            f"The highest rate, {self.rate:,.1f} requests/s, is beyond {_FAR} times the closed form's "
+            f"{self.capacity:,.1f}: runs of so few requests end before a queue grows; raise plan.num_requests."
+        ]
 
     @property
     def rate_per_device(self) -> float:

@@ -36,8 +36,9 @@ Found = tuple[float, str]  # in the metric's own unit, and what it is made of
 
 def max_request_rate(scenario: Scenario) -> float:
     """Requests/s at which the share `attainment` of requests meets the scenario's `slo` (goodput as in DistServe, Zhong
-    et al. 2024), and its mean and percentile limits hold; within 2 %. Raises SpecError without an SLO or initial
-    arrival rate, if no rate is low enough, or if even simultaneous arrivals of so few requests meet the SLO."""
+    et al. 2024), and its mean and percentile limits hold, in a queue that does not grow (`is_kept`); within 2 %. Raises
+    SpecError without an SLO or initial arrival rate, if no rate is low enough, or if even simultaneous arrivals of so
+    few requests meet the SLO."""
     slo, arrivals = scenario.slo, scenario.traffic.arrivals
     if not slo.is_given:
         raise SpecError("max_request_rate needs an `slo`, as in slo: {ttft_ms: 500, tpot_ms: 50}.")

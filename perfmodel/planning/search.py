@@ -33,7 +33,6 @@ from perfmodel.specs.scenario import Scenario
 Simulated = dict[str, tuple[Deployment, Records]]  # label -> what was simulated at the wanted rate
 _FRONT = "front"  # a task of the forecast
 _REQUESTS = 400  # of the run that says what bounds the winner
-_FAR = 3  # a highest rate of runs beyond so many times the closed form's is no steady one
 
 
 def make_plan(
@@ -208,11 +207,7 @@ def _completed(result: PlanResult, simulated: Simulated) -> PlanResult:
     notes = [*run.notes, *choice.origin_notes(winner.screened.origin)]
     if result.scenario.traffic.arrivals.process == "trace":
         notes.append("Arrivals are the trace's own, at other rates the same with longer or shorter gaps.")
-    if winner.rate > _FAR * winner.capacity:
-        notes.append(
-            f"The highest rate, {winner.rate:.3g} requests/s, is beyond {_FAR} times the closed form's "
-            f"{winner.capacity:.3g}: runs of so few requests end before a queue grows; raise plan.num_requests."
-        )
+    notes += winner.notes
     fewer = {
         label: fin.attained(records)
         for label, (deployment, records) in simulated.items()

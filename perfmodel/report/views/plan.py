@@ -131,11 +131,11 @@ def plan_sentences(result: PlanResult) -> list[str]:
     cost = gpus_text(winner.num_devices)
     if (usd := winner.usd_per_hour) is not None:
         cost += f", {usd:.2f} USD per hour, {usd * _HOURS_PER_MONTH:,.0f} USD per month"
-    low, high = winner.rate_interval
+    low, high = _ends(winner.rate_interval, format_short)
     return [
         f"Take {winner.label}: {cost}, for {wanted}.",
         *_certainty(result),
-        f"It serves up to {winner.rate:.3g} requests/s (80 % interval {low:.3g} to {high:.3g}), "
+        f"It serves up to {format_short(winner.rate)} requests/s (80 % interval {low} to {high}), "
         f"{winner.rate / result.rate - 1:+.0%} against the target; {winner.screened.binds} binds beyond.",
         *(
             f"One replica fewer misses the SLO: {label}, simulated, with {share:.1%} of requests within it."
@@ -253,12 +253,13 @@ def _starred(title: str, finalists: Iterable[Finalist]) -> str:
     return f"{title}; * an unconfirmed price" if is_used else title
 
 
-def _interval(interval: Interval | None, form: str) -> str:
+def _ends(interval: Interval, show: Callable[[float], str]) -> list[str]:
+    return [show(end) if isfinite(end) else "no end" for end in interval]
+
+
+def _interval(interval: Interval | None, show: Callable[[float], str]) -> str:
     """`[2.6..7.4]`"""
-    if interval is None:
-        return ""
-    low, high = (format(end, form) if isfinite(end) else "no end" for end in interval)
-    return f"[{low}..{high}]"
+    return "" if interval is None else f"[{'..'.join(_ends(interval, show))}]"
 
 
 def _mean(metric: str, form: str) -> Callable[[Finalist | Job], str]:
@@ -292,15 +293,17 @@ def _finalists(result: PlanResult) -> Iterator[Table]:
     expected = {} if certainty is None else certainty.expected
 
     def latency(name: str, form: str) -> Callable[[Finalist], str]:
-        value = _mean(f"{quantile}_{name}_ms", form)
-        return lambda row: f"{value(row)} {_interval(row.latency_interval(quantile, name), form)}".strip()
+        value, show = _mean(f"{quantile}_{name}_ms", form), partial(format_optional, form=form)
+        return lambda row: f"{value(row)} {_interval(row.latency_interval(quantile, name), show)}".strip()
 
     def priced(row: Finalist) -> str:
-        return _price(row) + (f" {_interval(result.interval(row), '.2f')}" if spec.objective == "cheapest" else "")
+        return _price(row) + (
+            f" {_interval(result.interval(row), '{:.2f}'.format)}" if spec.objective == "cheapest" else ""
+        )
 
     service: Columns[Finalist] = [
         ("deployment", lambda row: row.label),
-        (_title("max_rate"), lambda row: f"{format_short(row.rate)} {_interval(row.rate_interval, '.3g')}"),
+        (_title("max_rate"), lambda row: f"{format_short(row.rate)} {_interval(row.rate_interval, format_short)}"),
         (_title(f"{quantile}_ttft_ms"), latency("ttft", ".0f")),
         (_title(f"{quantile}_tpot_ms"), latency("tpot", ".1f")),
         (_title("attained"), lambda row: format_number(100 * row.attained, 1)),
@@ -366,7 +369,7 @@ def _finalists_drawn(result: PlanResult) -> Figure:
         figure, interval = result.figure(finalist), result.interval(finalist)
         colour = COLOURS[0 if finalist is result.winner else 1]
         name = finalist.label if place < len(result.ranked) else f"{finalist.label} (misses the SLO at the target rate)"
-        bars.append(Bar(name, figure, colour, f"{figure:.3g} {_interval(interval, '.3g')}", interval))
+        bars.append(Bar(name, figure, colour, f"{format_short(figure)} {_interval(interval, format_short)}", interval))
     return bars_figure(bars, OBJECTIVES[result.spec.objective])
 
 
@@ -396,7 +399,7 @@ def brief_view(result: PlanResult, question: str) -> Document:
         choice.append(f"{winner.usd_per_hour:.2f} USD/h{mark}")
     choice.append(f"{result.sufficient(winner):.0%} sure")
     blocks: list[Block] = [Paragraph((Span(f"{_short_label(winner)}: {', '.join(choice)}", "strong"),))]
-    more = [_why_not_cheaper(result, winner), *changed_sentences(result, winner), *_unpriced(result)]
+    more = [*winner.notes, _why_not_cheaper(result, winner), *changed_sentences(result, winner), *_unpriced(result)]
     blocks += [_options(result, winner), *map(Paragraph, more)]
     blocks += [Commands("To start it", serve_commands(result, winner)), *trust_line(result.trust)]
     if notes := result.scenario.model.encoder_notes:

@@ -10,7 +10,8 @@ from perfmodel.planning.result import PlanResult
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.report.views.plan import plan_json, plan_view
+from perfmodel.report.terminal import render_text
+from perfmodel.report.views.plan import brief_view, plan_json, plan_view
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 
@@ -129,6 +130,7 @@ def test_runs_that_end_before_a_queue_grows_are_named(tmp_path: Path) -> None:
     plan = make_plan(BASE, ("hardware=h100", talk, small), tmp_path / "points.sqlite", workers=1)
     assert isinstance(plan, PlanResult)
     assert any("end before a queue grows; raise plan.num_requests" in note for note in plan.notes)
+    assert "end before a queue grows; raise plan.num_requests" in render_text(brief_view(plan, "?"))
 
 
 @pytest.mark.parametrize("slo", ["{ttft_ms: 60000}", "{tpot_ms: 200}", "{ttft_p90_ms: 60000}"])

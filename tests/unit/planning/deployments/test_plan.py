@@ -256,14 +256,20 @@ def test_the_default_answer_is_one_screen(result: PlanResult) -> None:
 
 
 def test_options_that_look_alike_are_one_row(result: PlanResult) -> None:
-    """Token budgets have no column on this screen."""
+    """Token budgets have no column on this screen; a column that no row fills is left out."""
     winner = result.winner
     assert winner is not None
     candidate = replace(winner.candidate, max_num_batched_tokens=winner.candidate.max_num_batched_tokens // 2)
     alike = replace(winner, screened=replace(winner.screened, candidate=candidate))
-    brief = brief_view(replace(result, ranked=[winner, alike], missed=[]), "?")
+    fewer = replace(candidate, max_num_seqs=winner.candidate.max_num_seqs // 2)
+    other = replace(winner, screened=replace(winner.screened, candidate=fewer), records=())
+    brief = brief_view(replace(result, ranked=[winner, alike, other], missed=[]), "?")
     (options,) = [block for block in brief.blocks if isinstance(block, Table)]
-    assert len(options.rows) == 1
+    assert [plain(row[1]) for row in options.rows] == [str(winner.candidate.max_num_seqs), str(fewer.max_num_seqs)]
+    assert any(head.endswith("TPOT") for head in options.head)  # one of them has it, though the other has no records
+    without = brief_view(replace(result, ranked=[other], missed=[]), "?")
+    (options,) = [block for block in without.blocks if isinstance(block, Table)]
+    assert not any(head.endswith("TPOT") for head in options.head)
 
 
 def test_a_cheaper_option_is_shown_and_why_it_is_not_chosen(result: PlanResult) -> None:
