@@ -65,7 +65,7 @@ def load_of(scenario: Scenario, axes: Sequence[Axis], by_axis: Mapping[str, Sequ
     records = by_axis[RATE]
     pause = arrivals.think_time_s
     users = tuple(_users(rate, pause, r.values.get("mean_e2el_ms")) for rate, r in zip(rates, records, strict=True))
-    kept = _kept(scenario, rates, records) if scenario.slo.is_given else None
+    kept = _kept(scenario, rates) if scenario.slo.is_given else None
     served, latencies = ([r.values.get(name) for r in records] for name in ("request_throughput", "mean_e2el_ms"))
     knee = knee_of(rates, served, latencies)
     limits = {name: limit for name in _LATENCIES if (limit := scenario.slo.limit_ms(name)) is not None}
@@ -89,10 +89,9 @@ def knee_of(rates: Sequence[float], served: Sequence[float | None], latencies: S
     return exp((x0 + x1) / 2 + (x2 - x0) / 2 * below / (below - above)) if below > above else exp(x1)
 
 
-def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record]) -> KeptLoad:
+def _kept(scenario: Scenario, rates: Sequence[float]) -> KeptLoad:
     """The largest rate within the SLO, by bisection; assumes that every lower rate meets it, too."""
-    record_at = dict(zip(rates, records, strict=True))
-    ordered = sorted(record_at)
+    ordered = sorted(set(rates))
 
     @cache
     def summary(rate: float) -> dict[str, Any] | None:
@@ -102,9 +101,6 @@ def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record])
             return None
 
     def is_kept_at(rate: float) -> bool:
-        values = record_at[rate].values if rate in record_at and not scenario.slo.statistics else {}
-        if (attained := values.get("slo_attainment")) is not None and attained < scenario.attainment:
-            return False
         figures = summary(rate)
         return figures is not None and is_kept(scenario, figures)
 

@@ -1,6 +1,7 @@
 """Plans: choices by hand, intervals, and a whole plan from the file to the command line that serves it."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +26,7 @@ from perfmodel.planning.space import Base
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.report.document import Table, plain
 from perfmodel.report.terminal import render_text
-from perfmodel.report.views.plan import brief_view, preliminary_sentence
+from perfmodel.report.views.plan import brief_view, plan_sentences, preliminary_sentence
 from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
@@ -250,9 +251,16 @@ def test_the_default_answer_is_one_screen(result: PlanResult) -> None:
     assert [plain(row[0])[0] for row in options.rows].count(">") == 1
     assert result.trust is not None
     assert f"Trust: {result.trust.badge}. " in render_text(brief)
+    assert "raise plan.num_requests" not in render_text(brief)  # its runs are long enough
     lines = render_text(brief).splitlines()
     assert sum(max(1, ceil(len(line) / 100)) for line in lines) <= 40
     assert all(len(line) <= 100 for line in lines if line.startswith(" "))
+
+
+def test_the_highest_rate_stands_within_its_interval_low_end_first(result: PlanResult) -> None:
+    (line,) = [line for line in map(plain, plan_sentences(result)) if line.startswith("It serves up to")]
+    rate, low, high = (float(number) for number in re.findall(r"(?:up to|interval|to) ([\d.]+)", line)[:3])
+    assert low < rate < high
 
 
 def test_options_that_look_alike_are_one_row(result: PlanResult) -> None:
